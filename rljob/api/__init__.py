@@ -1,0 +1,1 @@
+"""The API types: what a person writes and what the operator answers."""

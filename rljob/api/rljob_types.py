@@ -1,0 +1,431 @@
+"""RLJob: what a person writes. Read this page first.
+
+One field, one line of why. Defaults are what the quick start and a first real run want; every number has bounds. A key whose
+meaning hangs on another has no default in the schema: `None` means "not set", and `rljob.api.effects` refuses it where it
+would have no effect. Fields marked *immutable* are fixed once the job has been accepted.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from rljob.api.base import ApiModel, Name, PluginName
+
+API_VERSION = "rljob.dev/v1alpha1"
+KIND = "RLJob"
+
+Seconds = Annotated[float, Field(gt=0, le=604_800)]
+SourceUrl = Annotated[str, Field(pattern=r"^(hf|file|recipe)://.+$", max_length=1024)]
+"""`hf://ORG/NAME`, `file://PATH` (absolute, or relative to the manifest) or `recipe://NAME` (a builder)."""
+
+
+class Model(ApiModel):
+    """The policy model. Immutable."""
+
+    source: SourceUrl
+    """Where the starting weights, tokenizer and chat template come from."""
+    revision: str | None = Field(None, max_length=128)
+    """Commit or tag of an `hf://` source; without effect elsewhere, so refused there."""
+    max_context_length: int = Field(4096, ge=64, le=1_048_576)
+    """Tokens per chain, prompt included."""
+
+
+class Sampling(ApiModel):
+    """How a turn is sampled."""
+
+    temperature: float = Field(1.0, gt=0, le=5)
+    """Softmax temperature; log probabilities are those of the tempered distribution."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus mass. Below 1 in training the behaviour policy is not the one that is scored, so validation only."""
+    max_tokens_per_turn: int = Field(1024, ge=1, le=1_048_576)
+    """Sampled tokens per assistant turn."""
+
+
+class TrainData(ApiModel):
+    """Rows that are trained on. Immutable."""
+
+    source: SourceUrl
+    """JSON lines or parquet."""
+    seed: int = Field(0, ge=0, le=2**31 - 1)
+    """Order of the rows: the row at an index is a pure function of (seed, data hash, index)."""
+
+
+class ValidationData(ApiModel):
+    """Rows that are only ever scored."""
+
+    source: SourceUrl
+    """JSON lines or parquet; never shown to the trainer."""
+    every_steps: int = Field(10, ge=1, le=1_000_000)
+    """Score after every so many steps; version 0 and the last are always scored."""
+    samples_per_prompt: int = Field(1, ge=1, le=256)
+    """Episodes per row."""
+    pass_at: list[Annotated[int, Field(ge=1, le=256)]] = Field(default_factory=lambda: [1], max_length=8)
+    """The k of pass@k; each at most `samplesPerPrompt`."""
+    sampling: Sampling | None = None
+    """Sampling of validation episodes; without it, that of training."""
+    max_rows: int | None = Field(None, ge=1, le=1_000_000)
+    """Score only the first so many rows."""
+
+    @model_validator(mode="after")
+    def _pass_at_fits(self) -> ValidationData:
+        if self.pass_at and max(self.pass_at) > self.samples_per_prompt:
+            raise ValueError(f"passAt {max(self.pass_at)} needs samplesPerPrompt of at least as much")
+        return self
+
+
+class Data(ApiModel):
+    """The datasets."""
+
+    train: TrainData
+    validation: ValidationData | None = None
+
+
+class TaskSandbox(ApiModel):
+    """Where episodes of a task run."""
+
+    pool: Name
+    """A pool of `spec.sandboxPools`."""
+    image: str | None = Field(None, max_length=512)
+    """Image to claim; without it the pool's first."""
+    env: dict[str, str] = Field(default_factory=dict, max_length=64)
+    """Environment of every command in the sandbox."""
+
+
+class ToolRef(ApiModel):
+    """A tool by name, with its own options beside the name."""
+
+    name: PluginName
+    options: dict[str, Any] = Field(default_factory=dict, max_length=32)
+    """Keyword arguments of the tool's constructor."""
+
+
+class AgentRef(ApiModel):
+    """An agent by name."""
+
+    name: PluginName = "react"
+    max_turns: int = Field(16, ge=1, le=1000)
+    """Assistant turns before the episode ends as `max_turns`."""
+    tools: list[ToolRef] = Field(default_factory=lambda: [ToolRef(name="bash"), ToolRef(name="submit")], max_length=64)
+    system_prompt: str | None = Field(None, max_length=65_536)
+    """First message of every episode; without it the task's own, or none."""
+    options: dict[str, Any] = Field(default_factory=dict, max_length=32)
+    """Keyword arguments of the agent's constructor."""
+
+
+class RewardRef(ApiModel):
+    """How an episode is scored."""
+
+    name: PluginName | None = None
+    """A reward by name; without it the task type's own."""
+    fresh_sandbox: bool = False
+    """Score in a newly claimed sandbox that gets only the exported result."""
+    options: dict[str, Any] = Field(default_factory=dict, max_length=32)
+
+
+class Task(ApiModel):
+    """One Task Config: a row names it, and it says how to run and reward the row."""
+
+    name: Name
+    """What a row's `task` names."""
+    type: PluginName
+    """The task family."""
+    sandbox: TaskSandbox
+    agent: AgentRef = AgentRef()
+    reward: RewardRef = RewardRef()
+    options: dict[str, Any] = Field(default_factory=dict, max_length=32)
+    """Keyword arguments of the task's constructor."""
+
+
+class Deadlines(ApiModel):
+    """Seconds that each stage may take. None of them is ever unbounded."""
+
+    acquire_seconds: Seconds = 600
+    setup_seconds: Seconds = 600
+    turn_seconds: Seconds = 300
+    """One assistant turn, engine pauses not counted."""
+    run_seconds: Seconds = 3600
+    """All turns; past it the episode ends as `timeout` and trains."""
+    reward_seconds: Seconds = 900
+    drain_seconds: Seconds = 120
+    """What a worker that is told to stop may use to finish what fits."""
+
+
+class Engine(ApiModel):
+    """The inference engine of each rollout pod."""
+
+    image: str | None = Field(None, max_length=512)
+    """Any vLLM image (cluster only)."""
+    args: list[Annotated[str, Field(max_length=1024)]] = Field(default_factory=list, max_length=128)
+    """Further arguments of `vllm serve`; those that rljob sets itself are refused."""
+    env: dict[str, str] = Field(default_factory=dict, max_length=64)
+    port: int | None = Field(None, ge=1024, le=65_535)
+    """A fixed port; without it the local driver takes a free one."""
+    resources: dict[str, Any] = Field(default_factory=dict, max_length=8)
+    """Kubernetes resource requirements (cluster only)."""
+    template: dict[str, Any] = Field(default_factory=dict)
+    """Strategic override of the rendered pod (cluster only)."""
+    kind: Literal["vllm", "simulated"] = "vllm"
+    """`simulated` answers with made-up tokens: for tests of scheduling and failures."""
+
+
+class Worker(ApiModel):
+    """The rollout worker of each rollout pod."""
+
+    template: dict[str, Any] = Field(default_factory=dict)
+    """Strategic override of the rendered pod (cluster only)."""
+
+
+class Rollout(ApiModel):
+    """How episodes are made."""
+
+    schedule: Literal["sync", "one_step", "async"] = "async"
+    """sync: η = 0. one_step: η = 1, weights change only between batches. async: η = maxStaleness, episodes go on across updates."""
+    group_size: int = Field(8, ge=1, le=1024)
+    """Episodes per prompt. Immutable."""
+    max_staleness: int | None = Field(None, ge=0, le=1000)
+    """η, in policy versions, a hard bound; only `async` has it (2 where it is not given)."""
+    on_stale: Literal["evict", "wait", "mask"] | None = None
+    """What happens to a group past the bound; only `async` has it (`evict` where it is not given)."""
+    max_evictions: int | None = Field(None, ge=0, le=1000)
+    """With `evict`: how often before the group is dead-lettered as too_slow (3)."""
+    wait_seconds: Seconds | None = None
+    """With `wait`: how long the trainer holds back before it evicts (600)."""
+    partial_rollout: bool | None = None
+    """Generation goes on across a weight update; only `async` has it (true)."""
+    max_concurrent_episodes: int = Field(64, ge=1, le=100_000)
+    """Episodes running at once, over all workers; at least `groupSize`."""
+    max_attempts: int = Field(3, ge=1, le=100)
+    """Tries per episode before its group is dead-lettered."""
+    retry_backoff_seconds: Annotated[float, Field(ge=0, le=3600)] = 1.0
+    """Pause before the second attempt; doubled for each further one."""
+    sampling: Sampling = Sampling()
+    deadlines: Deadlines = Deadlines()
+    replicas: int = Field(1, ge=1, le=10_000)
+    worker: Worker = Worker()
+    engine: Engine = Engine()
+
+    @model_validator(mode="after")
+    def _a_group_fits(self) -> Rollout:
+        if self.max_concurrent_episodes < self.group_size:
+            raise ValueError(f"maxConcurrentEpisodes {self.max_concurrent_episodes} is below groupSize {self.group_size}: no group could ever start")
+        return self
+
+    @property
+    def staleness_bound(self) -> int:
+        """η of the admission rule, in policy versions."""
+        return {"sync": 0, "one_step": 1}.get(self.schedule, 2 if self.max_staleness is None else self.max_staleness)
+
+    @property
+    def stale_policy(self) -> Literal["evict", "wait", "mask"]:
+        """`onStale` as it holds for this schedule."""
+        return self.on_stale or "evict"
+
+    @property
+    def updates_in_flight(self) -> bool:
+        """Whether weights may change under a running episode."""
+        return self.schedule == "async" and self.partial_rollout is not False
+
+
+class Correction(ApiModel):
+    """Correction of the mismatch between rollout and trainer log probabilities (verl rollout correction)."""
+
+    type: Literal["token_is", "sequence_is"]
+    """Truncated importance sampling per token or per sequence."""
+    threshold: float = Field(2.0, gt=0, le=1000)
+    """Upper bound of the weight."""
+
+
+class Algorithm(ApiModel):
+    """What is optimised. Names are verl's."""
+
+    advantage: Literal["grpo", "rloo"] = "grpo"
+    normalize_by_std: bool | None = None
+    """GRPO only: divide by the group's standard deviation (true); false is Dr. GRPO."""
+    loss: Literal["vanilla", "gspo", "cispo"] = "vanilla"
+    clip_ratio_low: float = Field(0.2, ge=0, le=10)
+    clip_ratio_high: float = Field(0.2, ge=0, le=10)
+    loss_aggregation: Literal["token_mean", "seq_mean_token_sum", "seq_mean_token_mean"] = "token_mean"
+    old_logprobs: Literal["rollout", "recompute"] = "rollout"
+    """Denominator of the ratio: the rollout's own log probabilities, or the trainer's at the start of the step."""
+    correction: Correction | None = None
+    """Only with `oldLogprobs: recompute`, where the two differ."""
+    zero_variance_groups: Literal["keep", "drop"] = "keep"
+    """`drop` is DAPO's dynamic sampling: groups whose rewards agree are replaced before they reach a batch."""
+
+
+class Optimizer(ApiModel):
+    """AdamW."""
+
+    learning_rate: float = Field(1e-6, gt=0, le=1)
+    weight_decay: float = Field(0.0, ge=0, le=1)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    gradient_clip: float = Field(1.0, gt=0, le=1e6)
+    warmup_steps: int = Field(0, ge=0, le=1_000_000)
+    """Linear warm-up, then constant."""
+
+
+class Checkpoint(ApiModel):
+    """When a resumable state is written."""
+
+    every_steps: int = Field(10, ge=1, le=1_000_000)
+    """The last step always writes one."""
+    keep: int = Field(3, ge=1, le=1000)
+
+
+class Weights(ApiModel):
+    """How weights reach the engines."""
+
+    transport: Literal["file"] = "file"
+    publish_every_steps: int = Field(1, ge=1, le=1000)
+    keep: int = Field(3, ge=1, le=1000)
+    """Published versions kept, beside any that an engine holds or a lease names."""
+
+
+class Trainer(ApiModel):
+    """The optimizer side."""
+
+    backend: Literal["verl", "simulated"] = "verl"
+    """`simulated` does no arithmetic: for tests of scheduling and failures."""
+    replicas: Literal[1] = 1
+    image: str | None = Field(None, max_length=512)
+    resources: dict[str, Any] = Field(default_factory=dict, max_length=8)
+    template: dict[str, Any] = Field(default_factory=dict)
+    steps: int = Field(ge=1, le=1_000_000)
+    """Optimizer steps of the whole job."""
+    groups_per_step: int = Field(ge=1, le=65_536)
+    """B, prompts per batch. Immutable."""
+    micro_batch_tokens: int = Field(8192, ge=64, le=16_777_216)
+    """Tokens per forward-backward; a memory knob without effect on the result."""
+    seed: int = Field(0, ge=0, le=2**31 - 1)
+    algorithm: Algorithm = Algorithm()
+    optimizer: Optimizer = Optimizer()
+    checkpoint: Checkpoint = Checkpoint()
+    weights: Weights = Weights()
+
+
+class PoolImage(ApiModel):
+    """One image of a pool (cluster only; the local sandbox shows the machine's own /usr)."""
+
+    image: str = Field(max_length=512)
+    weight: int = Field(1, ge=1, le=1000)
+
+
+class Recycle(ApiModel):
+    """What happens to a sandbox after its episode."""
+
+    strategy: Literal["reset", "replace"] = "reset"
+    max_reuses: int | None = Field(None, ge=1, le=100_000)
+    """With `reset`: episodes before it is replaced all the same (50)."""
+
+
+class SandboxLimits(ApiModel):
+    """What one sandbox may use."""
+
+    memory_mib: int = Field(512, ge=16, le=1_048_576)
+    disk_mib: int = Field(64, ge=1, le=1_048_576)
+    pids: int = Field(128, ge=8, le=65_536)
+    cpu_seconds: int | None = Field(None, ge=1, le=604_800)
+    """CPU time of one process."""
+
+
+class SandboxPool(ApiModel):
+    """A warm pool of sandboxes."""
+
+    name: Name
+    warm: int = Field(4, ge=0, le=100_000)
+    """Sandboxes kept ready."""
+    max: int = Field(64, ge=1, le=100_000)
+    """Sandboxes at most, claimed ones included."""
+    images: list[PoolImage] = Field(default_factory=list, max_length=64)
+    runtime_class_name: str | None = Field(None, max_length=253)
+    egress: Literal["none"] = "none"
+    recycle: Recycle = Recycle()
+    limits: SandboxLimits = SandboxLimits()
+    runtime: Literal["bubblewrap", "simulated"] = "bubblewrap"
+    """What isolates on one machine; `simulated` runs nothing: for tests of scheduling and failures."""
+
+    @model_validator(mode="after")
+    def _warm_fits(self) -> SandboxPool:
+        if self.warm > self.max:
+            raise ValueError(f"warm {self.warm} is above max {self.max}")
+        return self
+
+
+class Redis(ApiModel):
+    """A Redis or Valkey of one's own."""
+
+    url: str | None = Field(None, pattern=r"^(redis|rediss|unix)://.+$", max_length=1024)
+    """Without it the job gets a Valkey of its own."""
+    port: int | None = Field(None, ge=1024, le=65_535)
+    """A fixed port of the job's own Valkey; without it the local driver takes a free one."""
+    max_memory_mib: int = Field(512, ge=16, le=1_048_576)
+    """`maxmemory` of the job's own Valkey."""
+
+
+class Store(ApiModel):
+    """Where the ledger and the artifacts live."""
+
+    redis: Redis = Redis()
+    artifacts: str | None = Field(None, pattern=r"^file://.+$", max_length=1024)
+    """Weights, checkpoints, batches. Without it, the run's own folder."""
+
+
+class Scheduling(ApiModel):
+    """Hints for the cluster's scheduler."""
+
+    queue_name: str | None = Field(None, max_length=253)
+    priority_class_name: str | None = Field(None, max_length=253)
+
+
+class Lifecycle(ApiModel):
+    """When to give up, and what to leave."""
+
+    active_deadline_seconds: int | None = Field(None, ge=1, le=31_536_000)
+    progress_deadline_seconds: int = Field(900, ge=5, le=604_800)
+    """No progress for so long is a condition that names what is waited for."""
+    backoff_limit: int = Field(3, ge=0, le=1000)
+    """Consecutive failures of a component without a new committed step."""
+
+
+class RLJobSpec(ApiModel):
+    """What a person wants."""
+
+    mode: Literal["train"] = "train"
+    model: Model
+    data: Data
+    tasks: list[Task] = Field(min_length=1, max_length=256)
+    rollout: Rollout = Rollout()
+    trainer: Trainer
+    sandbox_pools: list[SandboxPool] = Field(min_length=1, max_length=64)
+    store: Store = Store()
+    scheduling: Scheduling = Scheduling()
+    lifecycle: Lifecycle = Lifecycle()
+
+
+class ObjectMeta(ApiModel):
+    """The part of Kubernetes metadata that a person writes."""
+
+    name: Name
+    namespace: Name | None = None
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
+
+
+class RLJob(ApiModel):
+    """A whole manifest."""
+
+    api_version: Literal["rljob.dev/v1alpha1"]
+    kind: Literal["RLJob"]
+    metadata: ObjectMeta
+    spec: RLJobSpec
+
+    @property
+    def name(self) -> str:
+        """`metadata.name`."""
+        return self.metadata.name
+
+    def task(self, name: str) -> Task | None:
+        """The Task Config of that name."""
+        return next((task for task in self.spec.tasks if task.name == name), None)

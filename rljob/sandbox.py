@@ -1,0 +1,48 @@
+"""Sandboxes as everybody but the pool manager sees them: protocol, results, client of broker and guest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+
+class ExecResult(msgspec.Struct, kw_only=True):
+    """How a command in a sandbox ended."""
+
+    exit_code: int
+    """The process's exit code; 128 + signal where a signal ended it; 124 where the timeout did."""
+    stdout: str
+    stderr: str
+    timed_out: bool = False
+    truncated: bool = False
+    """Output past the limit was dropped."""
+    seconds: float = 0.0
+
+
+class Sandbox(Protocol):
+    """One claimed sandbox. Every method raises `SandboxError` when the sandbox is lost."""
+
+    id: str
+
+    async def exec(
+        self,
+        command: Sequence[str] | str,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        timeout: float = 60.0,
+        max_output_bytes: int = 1_000_000,
+    ) -> ExecResult:
+        """Run argv (a sequence) or a shell line (a string). A timeout kills the whole process group and is a result."""
+        ...
+
+    async def read_file(self, path: str, *, max_bytes: int = 10_000_000) -> bytes:
+        """Read a file. Raises FileNotFoundError, IsADirectoryError, PermissionError, ValueError (larger than `max_bytes`)."""
+        ...
+
+    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """Write a file, making its parent folders. Raises PermissionError, IsADirectoryError, OSError (no space)."""
+        ...
