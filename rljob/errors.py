@@ -8,6 +8,7 @@
     ├── InfraError           retry: another attempt may well succeed; never becomes reward 0
     │   ├── SandboxError     the sandbox died, answered nonsense or missed a deadline
     │   ├── EngineError      the engine died, restarted or missed a deadline
+    │   │   └── EngineNotReadyError   no version is being served now: wait and submit again
     │   ├── GatewayError     the gateway restarted or lost the session
     │   ├── DeadlineError    a stage's deadline passed (acquire, setup, turn, reward)
     │   └── StoreError       Redis or the artifact store cannot be reached
@@ -68,6 +69,22 @@ class SandboxError(InfraError):
 
 class EngineError(InfraError):
     """An engine died, restarted, refused, or answered what its protocol does not allow."""
+
+
+class EngineNotReadyError(EngineError):
+    """The engine serves no version now (`state`: starting, empty, switching): wait, then submit the same request again.
+
+    Args:
+        state: The engine's state.
+        retry_after_seconds: When to ask again.
+    """
+
+    def __init__(self, state: str, retry_after_seconds: float = 1.0) -> None:
+        super().__init__(state, retry_after_seconds)
+        self.state, self.retry_after_seconds = state, retry_after_seconds
+
+    def __str__(self) -> str:
+        return f"engine is {self.state}"
 
 
 class GatewayError(InfraError):
