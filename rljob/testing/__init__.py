@@ -1,0 +1,1 @@
+"""Shipped fakes behind the same contracts as the real parts: engine, sandbox, clock."""
