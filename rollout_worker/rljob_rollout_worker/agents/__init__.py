@@ -1,0 +1,1 @@
+"""Built-in agents, one file each; entry point group `rljob.agents`."""

@@ -1,0 +1,1 @@
+"""Built-in task families, one file each; entry point group `rljob.tasks`."""

@@ -1,0 +1,1 @@
+"""Built-in tools, one file each; entry point group `rljob.tools`."""
