@@ -1,0 +1,233 @@
+"""What types alone cannot refuse: keys without effect, names that point nowhere, numbers that contradict each other.
+
+Judged on the spec alone, so that the answer is the same on a laptop and in a cluster. Each rule is one function that yields
+problems; `find_problems` runs them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from rljob.api.rljob_types import RLJob, Task
+from rljob.api.source import KeyPath
+from rljob.errors import ManifestError
+
+if TYPE_CHECKING:
+    from rljob.plugins import Group
+
+BYTES_PER_TOKEN = 5.1
+"""A packed trajectory at most, see `rljob.codec`."""
+STORE_FILL = 0.8
+"""Leases stop when the store is filled beyond this share of maxmemory."""
+STORE_BASE_MIB = 8
+"""An empty Valkey plus the ledger's own records."""
+
+
+class Problem(NamedTuple):
+    """One fault: where, what is wrong, what to do."""
+
+    path: KeyPath
+    problem: str
+    fix: str
+
+
+Rule = Callable[[RLJob], Iterator[Problem]]
+
+
+def find_problems(job: RLJob, plugin_dir: Path | None = None) -> list[Problem]:
+    """Every problem of a job whose types are right; with `plugin_dir` plugins must resolve too."""
+    found = [problem for rule in _RULES for problem in rule(job)]
+    if plugin_dir is not None and not found:
+        found.extend(_unknown_plugins(job, plugin_dir))
+    return found
+
+
+def _model_source(job: RLJob) -> Iterator[Problem]:
+    model = job.spec.model
+    if model.revision is not None and not model.source.startswith("hf://"):
+        yield Problem(("spec", "model", "revision"), f"has no effect with {model.source}", "remove it, or use an hf:// source")
+
+
+def _schedule(job: RLJob) -> Iterator[Problem]:
+    rollout = job.spec.rollout
+    if rollout.schedule != "async":
+        for key, value in (("maxStaleness", rollout.max_staleness), ("onStale", rollout.on_stale), ("partialRollout", rollout.partial_rollout)):
+            if value is not None:
+                yield Problem(("spec", "rollout", key), f"has no effect with schedule {rollout.schedule}", "remove it, or use schedule: async")
+    policy = rollout.stale_policy
+    if rollout.max_evictions is not None and (policy != "evict" or rollout.schedule != "async"):
+        yield Problem(("spec", "rollout", "maxEvictions"), "has an effect only with schedule async and onStale evict", "remove it")
+    if rollout.wait_seconds is not None and policy != "wait":
+        yield Problem(("spec", "rollout", "waitSeconds"), "has an effect only with onStale wait", "remove it, or use onStale: wait")
+
+
+def _sampling(job: RLJob) -> Iterator[Problem]:
+    sampling = job.spec.rollout.sampling
+    if sampling.top_p < 1:
+        yield Problem(
+            ("spec", "rollout", "sampling", "topP"),
+            f"{sampling.top_p} trains on another policy than the one that is scored",
+            "leave it at 1; spec.data.validation.sampling may have it",
+        )
+    validation = job.spec.data.validation
+    both = [(("spec", "rollout", "sampling"), sampling)]
+    if validation and validation.sampling:
+        both.append((("spec", "data", "validation", "sampling"), validation.sampling))
+    for path, item in both:
+        if item.max_tokens_per_turn >= job.spec.model.max_context_length:
+            yield Problem(
+                (*path, "maxTokensPerTurn"),
+                f"{item.max_tokens_per_turn} leaves no room for a prompt in maxContextLength {job.spec.model.max_context_length}",
+                "make it smaller",
+            )
+
+
+def _algorithm(job: RLJob) -> Iterator[Problem]:
+    algorithm, path = job.spec.trainer.algorithm, ("spec", "trainer", "algorithm")
+    if algorithm.normalize_by_std is not None and algorithm.advantage != "grpo":
+        yield Problem((*path, "normalizeByStd"), f"has no effect with advantage {algorithm.advantage}", "remove it, or use advantage: grpo")
+    if algorithm.correction is not None and algorithm.old_logprobs != "recompute":
+        yield Problem((*path, "correction"), "has an effect only with oldLogprobs recompute", "remove it, or set oldLogprobs: recompute")
+    if job.spec.rollout.group_size < 2:
+        yield Problem(("spec", "rollout", "groupSize"), f"1 gives {algorithm.advantage} nothing to compare with", "use at least 2")
+
+
+def _names(job: RLJob) -> Iterator[Problem]:
+    pools = [pool.name for pool in job.spec.sandbox_pools]
+    yield from _duplicates(("spec", "sandboxPools"), pools)
+    yield from _duplicates(("spec", "tasks"), [task.name for task in job.spec.tasks])
+    for index, task in enumerate(job.spec.tasks):
+        path = ("spec", "tasks", index)
+        if task.sandbox.pool not in pools:
+            yield Problem((*path, "sandbox", "pool"), f"there is no pool {task.sandbox.pool}", f"spec.sandboxPools has {', '.join(pools)}")
+        yield from _duplicates((*path, "agent", "tools"), [tool.name for tool in task.agent.tools])
+    used = {task.sandbox.pool for task in job.spec.tasks}
+    for index, pool in enumerate(pools):
+        if pool not in used:
+            yield Problem(("spec", "sandboxPools", index, "name"), f"no task uses the pool {pool}", "remove it, or name it in a task's sandbox.pool")
+
+
+def _duplicates(path: KeyPath, names: Iterable[str]) -> Iterator[Problem]:
+    seen: set[str] = set()
+    for index, name in enumerate(names):
+        if name in seen:
+            yield Problem((*path, index, "name"), f"{name} is used twice", "give each its own name")
+        seen.add(name)
+
+
+def _pools(job: RLJob) -> Iterator[Problem]:
+    for index, pool in enumerate(job.spec.sandbox_pools):
+        if pool.recycle.max_reuses is not None and pool.recycle.strategy != "reset":
+            yield Problem(("spec", "sandboxPools", index, "recycle", "maxReuses"), "has no effect with strategy replace", "remove it")
+        images = {image.image for image in pool.images}
+        for number, task in enumerate(job.spec.tasks):
+            if task.sandbox.pool == pool.name and task.sandbox.image and images and task.sandbox.image not in images:
+                yield Problem(("spec", "tasks", number, "sandbox", "image"), f"is not an image of pool {pool.name}", "add it to the pool's images")
+
+
+def _store(job: RLJob) -> Iterator[Problem]:
+    redis = job.spec.store.redis
+    if redis.url is None:
+        if (need := store_need_mib(job)) > redis.max_memory_mib:
+            yield Problem(
+                ("spec", "store", "redis", "maxMemoryMib"),
+                f"{redis.max_memory_mib} is too small for the work that may be outstanding",
+                f"set at least {need}, or lower maxContextLength, groupsPerStep, maxStaleness or maxConcurrentEpisodes",
+            )
+        return
+    for key in ("port", "max_memory_mib"):
+        if key in redis.model_fields_set:
+            alias = type(redis).model_fields[key].alias or key
+            yield Problem(("spec", "store", "redis", alias), "belongs to the job's own Valkey and has no effect beside url", "remove one of them")
+
+
+def store_need_mib(job: RLJob) -> int:
+    """MiB of `maxmemory` that the outstanding work may need: ready and running groups of every step up to the bound."""
+    rollout = job.spec.rollout
+    episodes = (rollout.staleness_bound + 1) * job.spec.trainer.groups_per_step * rollout.group_size + rollout.max_concurrent_episodes
+    outstanding = episodes * job.spec.model.max_context_length * BYTES_PER_TOKEN
+    return int(outstanding / STORE_FILL / 2**20) + STORE_BASE_MIB
+
+
+def _numbers(job: RLJob) -> Iterator[Problem]:
+    trainer, rollout = job.spec.trainer, job.spec.rollout
+    if trainer.optimizer.warmup_steps > trainer.steps:
+        yield Problem(("spec", "trainer", "optimizer", "warmupSteps"), f"{trainer.optimizer.warmup_steps} is more than steps {trainer.steps}", "lower it")
+    if trainer.weights.publish_every_steps > rollout.staleness_bound + 1:
+        yield Problem(
+            ("spec", "trainer", "weights", "publishEverySteps"),
+            f"{trainer.weights.publish_every_steps} publishes too rarely for a staleness bound of {rollout.staleness_bound}: rollouts would stop for ever",
+            f"use at most {rollout.staleness_bound + 1}",
+        )
+    lifecycle = job.spec.lifecycle
+    if lifecycle.active_deadline_seconds and lifecycle.active_deadline_seconds < lifecycle.progress_deadline_seconds and (
+        "progress_deadline_seconds" in lifecycle.model_fields_set
+    ):
+        yield Problem(("spec", "lifecycle", "progressDeadlineSeconds"), "has no effect: activeDeadlineSeconds ends the job first", "lower it or remove it")
+
+
+ENGINE_ARGS_SET_BY_RLJOB = (
+    "--host", "--port", "--model", "--served-model-name", "--max-model-len", "--middleware", "--worker-extension-cls", "--api-key", "--tokenizer",
+    "--root-path", "--uvicorn-log-level", "--ssl-keyfile", "--ssl-certfile", "--headless", "--config",
+)  # fmt: skip
+"""Flags of `vllm serve` that the wiring owns."""
+
+
+def _engine_args(job: RLJob) -> Iterator[Problem]:
+    for index, arg in enumerate(job.spec.rollout.engine.args):
+        flag = arg.partition("=")[0].replace("_", "-")
+        if flag in ENGINE_ARGS_SET_BY_RLJOB:
+            yield Problem(("spec", "rollout", "engine", "args", index), f"{flag} is set by rljob itself", "remove it")
+
+
+_RULES: tuple[Rule, ...] = (_model_source, _schedule, _sampling, _algorithm, _names, _pools, _store, _numbers, _engine_args)
+
+
+def _unknown_plugins(job: RLJob, plugin_dir: Path) -> Iterator[Problem]:
+    from rljob.plugins import resolve  # noqa: PLC0415  (imports the plugins' own code)
+
+    for path, group, name in _plugin_names(job):
+        try:
+            resolve(group, name, str(plugin_dir))
+        except ManifestError as error:
+            yield Problem(path, error.problem, error.fix)
+
+
+def _plugin_names(job: RLJob) -> Iterator[tuple[KeyPath, Group, str]]:
+    for index, task in enumerate(job.spec.tasks):
+        for tail, group, name in _plugins_of(task):
+            yield ("spec", "tasks", index, *tail), group, name
+
+
+def _plugins_of(task: Task) -> Iterator[tuple[KeyPath, Group, str]]:
+    yield ("type",), "rljob.tasks", task.type
+    yield ("agent", "name"), "rljob.agents", task.agent.name
+    for number, tool in enumerate(task.agent.tools):
+        yield ("agent", "tools", number, "name"), "rljob.tools", tool.name
+    if task.reward.name:
+        yield ("reward", "name"), "rljob.rewards", task.reward.name
+
+
+CLUSTER_ONLY: tuple[KeyPath, ...] = (
+    ("spec", "rollout", "engine", "image"), ("spec", "rollout", "engine", "resources"), ("spec", "rollout", "engine", "template"),
+    ("spec", "rollout", "worker", "template"), ("spec", "trainer", "image"), ("spec", "trainer", "resources"), ("spec", "trainer", "template"),
+    ("spec", "scheduling", "queueName"), ("spec", "scheduling", "priorityClassName"), ("spec", "sandboxPools", "*", "images"),
+    ("spec", "sandboxPools", "*", "runtimeClassName"), ("spec", "tasks", "*", "sandbox", "image"), ("metadata", "namespace"),
+)  # fmt: skip
+"""Keys that the local driver leaves aside; `*` stands for every list position."""
+
+
+def cluster_only_keys(job: RLJob) -> list[str]:
+    """Those of `CLUSTER_ONLY` that the manifest sets, as people write them."""
+    given = job.model_dump(mode="json", exclude_unset=True, exclude_defaults=True)
+    return [".".join(map(str, path)).replace(".*", "[]") for path in CLUSTER_ONLY if _holds(given, path)]
+
+
+def _holds(data: object, path: KeyPath) -> bool:
+    if not path:
+        return data not in (None, {}, [])
+    if path[0] == "*":
+        return isinstance(data, list) and any(_holds(item, path[1:]) for item in data)
+    return isinstance(data, dict) and path[0] in data and _holds(data[path[0]], path[1:])

@@ -1,0 +1,144 @@
+"""A manifest file → `RLJob`, or every fault of it, each in one line: `file:line: path: problem; fix`.
+
+    text ─ parse ─► values with lines ─ pydantic ─► RLJob ─ effects ─► RLJob
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from rljob.api.effects import Problem, find_problems
+from rljob.api.rljob_types import RLJob
+from rljob.api.source import KeyPath, Source, dotted, parse, set_value
+from rljob.errors import ManifestError
+
+
+class ManifestErrors(ManifestError):
+    """Every fault of one manifest; `str` gives one line per fault."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        super().__init__("manifest", f"{len(lines)} faults", "")
+        self.args = (tuple(lines),)
+        self.lines = tuple(lines)
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+
+def load(file: Path, assignments: Sequence[str] = (), *, plugins: bool = True) -> RLJob:
+    """Read, check and return a manifest.
+
+    Args:
+        file: The YAML file.
+        assignments: `path=value` overrides (`--set`), applied before checking.
+        plugins: Also check that named tasks, agents, tools and rewards can be found.
+
+    Raises:
+        ManifestError: the file cannot be read or parsed.
+        ManifestErrors: keys are wrong; all of them are listed.
+    """
+    source = parse(_read(file), str(file))
+    for assignment in assignments:
+        set_value(source, assignment)
+    return check(source, file.resolve().parent if plugins else None)
+
+
+def check(source: Source, plugin_dir: Path | None = None) -> RLJob:
+    """Validate parsed values; with `plugin_dir` also that plugins resolve (import paths are looked up there first)."""
+    _check_kind(source)
+    try:
+        text = json.dumps(source.data, allow_nan=True)
+        job = RLJob.model_validate_json(text, strict=True, by_alias=True, by_name=False)
+    except ValidationError as error:
+        raise ManifestErrors([_line(source, _explain(item)) for item in error.errors()]) from None
+    if problems := find_problems(job, plugin_dir):
+        raise ManifestErrors([_line(source, problem) for problem in problems])
+    return job
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ManifestError(str(file), "there is no such file", "check the path") from None
+    except IsADirectoryError:
+        raise ManifestError(str(file), "is a folder", "name a file, e.g. rljob.yaml in it") from None
+    except UnicodeDecodeError:
+        raise ManifestError(str(file), "is not UTF-8 text", "a manifest is YAML") from None
+    except OSError as error:
+        raise ManifestError(str(file), f"cannot be read ({error.strerror})", "check its permissions") from None
+
+
+def _check_kind(source: Source) -> None:
+    kind = source.data.get("kind")
+    if kind not in {None, "RLJob"}:
+        raise ManifestError(f"{source.where(('kind',))}: kind", f"is {kind!r}, not RLJob", "give an RLJob manifest")
+
+
+def _line(source: Source, problem: Problem) -> str:
+    text = f"{source.where(problem.path)}: {dotted(problem.path) or 'manifest'}: {problem.problem}"
+    return f"{text}; {problem.fix}" if problem.fix else text
+
+
+def _explain(error: Any) -> Problem:
+    """One pydantic error in the words of a person who reads YAML."""
+    path: KeyPath = tuple(error["loc"])
+    kind, context, given = error["type"], error.get("ctx", {}), error.get("input")
+    if kind == "extra_forbidden":
+        known = _keys_at(path[:-1])
+        close = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.6)
+        return Problem(path, "unknown key", f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}")
+    if kind == "missing":
+        return Problem(path, "is required", "add it")
+    if kind == "value_error":
+        return Problem(path, str(context.get("error", error["msg"])), "")
+    if kind == "literal_error":
+        return Problem(path, f"{_show(given)} is not allowed", f"use {context['expected']}")
+    if kind in _BOUNDS:
+        sign, key = _BOUNDS[kind]
+        return Problem(path, f"{_show(given)} is out of range", f"it must be {sign} {context[key]:g}")
+    if kind == "string_pattern_mismatch":
+        return Problem(path, f"{_show(given)} does not have the form it needs", f"it must match {context['pattern']}")
+    if kind in _TYPES:
+        return Problem(path, f"expected {_TYPES[kind]}, got {_show(given)}", "correct the value")
+    return Problem(path, f"{error['msg'][:1].lower()}{error['msg'][1:]}", f"got {_show(given)}")
+
+
+_BOUNDS = {
+    "greater_than": (">", "gt"), "greater_than_equal": ("≥", "ge"), "less_than": ("<", "lt"), "less_than_equal": ("≤", "le"),
+}  # fmt: skip
+_TYPES = {
+    "int_type": "a whole number", "int_parsing": "a whole number", "int_from_float": "a whole number", "float_type": "a number",
+    "float_parsing": "a number", "string_type": "a string", "bool_type": "true or false", "bool_parsing": "true or false",
+    "list_type": "a list", "tuple_type": "a list", "dict_type": "a mapping", "model_type": "a mapping", "finite_number": "a finite number",
+}  # fmt: skip
+
+
+def _show(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def _keys_at(path: KeyPath) -> list[str]:
+    """The keys that the model at `path` knows."""
+    model: Any = RLJob
+    for part in path:
+        if isinstance(part, int):
+            continue
+        field = next((f for f in model.model_fields.values() if f.alias == part), None)
+        model = _model_of(field.annotation) if field else None
+        if model is None:
+            return []
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((model for arg in get_args(annotation) if (model := _model_of(arg))), None)

@@ -1,0 +1,178 @@
+"""YAML text as plain values that remember their line: what manifest errors point at.
+
+Refuses what YAML allows but a manifest must not hold: duplicate keys, several documents, keys that are not strings.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+from rljob.errors import ManifestError
+
+KeyPath = tuple[str | int, ...]
+"""Keys and list positions from the root."""
+
+MAX_DEPTH = 48
+MAX_NODES = 200_000
+"""Past these a file holds an anchor that contains itself, or one that multiplies: no manifest is that large."""
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that reads `6e-4` as a number and `on`/`off`/`yes`/`no` as strings, as YAML 1.2 does; dates stay strings."""
+
+
+_TAG = "tag:yaml.org,2002:"
+_REPLACED = {_TAG + "bool", _TAG + "float", _TAG + "timestamp"}
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, regexp) for tag, regexp in resolvers if tag not in _REPLACED]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(_TAG + "bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+_Loader.add_implicit_resolver(
+    _TAG + "float",
+    re.compile(r"^[-+]?(?:(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+|\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"),
+    list("-+0123456789."),
+)
+
+
+class Source:
+    """A parsed manifest file: `data` and where each path stands."""
+
+    def __init__(self, name: str, data: Any, lines: dict[KeyPath, int]) -> None:
+        self.name, self.data, self._lines = name, data, lines
+
+    def forget(self, path: KeyPath) -> None:
+        """`path` was replaced by `--set`: nothing at or below it has a line in the file any more."""
+        for known in [known for known in self._lines if known[: len(path)] == path]:
+            del self._lines[known]
+        self._lines[path] = 0
+
+    def where(self, path: KeyPath) -> str:
+        """`file:line` of a path, or of its nearest parent that the text holds; `--set` values have no line."""
+        for end in range(len(path), -1, -1):
+            if (line := self._lines.get(path[:end])) is not None:
+                return f"{self.name}:{line}" if line else "--set"
+        return self.name
+
+
+def parse(text: str, name: str) -> Source:
+    """Read one YAML document.
+
+    Raises:
+        ManifestError: not YAML, several documents, a duplicate key, or not a mapping.
+    """
+    try:
+        node = _compose(text, name)
+        lines: dict[KeyPath, int] = {}
+        data = _construct(node, (), lines, name)
+    except yaml.YAMLError as error:
+        raise _syntax_error(error, name) from None
+    if not isinstance(data, dict):
+        raise ManifestError(f"{name}:1", "a manifest is a mapping with apiVersion, kind, metadata and spec", "see examples/quickstart/rljob.yaml")
+    return Source(name, data, lines)
+
+
+def _compose(text: str, name: str) -> yaml.Node:
+    documents = list(yaml.compose_all(text, Loader=_Loader))
+    if len(documents) > 1:
+        line = documents[1].start_mark.line + 1
+        raise ManifestError(f"{name}:{line}", "a second YAML document starts here", "keep one RLJob per file")
+    if not documents or documents[0] is None:
+        raise ManifestError(f"{name}:1", "the file is empty", "write an RLJob into it; see examples/quickstart/rljob.yaml")
+    return documents[0]
+
+
+def _syntax_error(error: yaml.YAMLError, name: str) -> ManifestError:
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    where = f"{name}:{mark.line + 1}" if mark else name
+    if "\\t" in problem:
+        return ManifestError(where, "a tab stands where YAML wants spaces", "indent with spaces")
+    return ManifestError(where, f"not YAML: {problem}", "correct the syntax")
+
+
+def _construct(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], name: str) -> Any:
+    lines.setdefault(path, node.start_mark.line + 1)
+    if len(path) > MAX_DEPTH or len(lines) > MAX_NODES:
+        raise ManifestError(f"{name}:{node.start_mark.line + 1}", "nested too deeply or too large", "an anchor that contains itself?")
+    if isinstance(node, yaml.MappingNode):
+        return _mapping(node, path, lines, name)
+    if isinstance(node, yaml.SequenceNode):
+        return [_construct(item, (*path, index), lines, name) for index, item in enumerate(node.value)]
+    return _scalar(node)
+
+
+def _scalar(node: yaml.Node) -> Any:
+    return _Loader("").construct_object(node, deep=True)
+
+
+def _mapping(node: yaml.MappingNode, path: KeyPath, lines: dict[KeyPath, int], name: str) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        line = key_node.start_mark.line + 1
+        if key_node.tag == _TAG + "merge":
+            value = _construct(value_node, path, lines, name)
+            for part in value if isinstance(value, list) else [value]:
+                merged = {**part, **merged}
+            continue
+        key = _scalar(key_node) if isinstance(key_node, yaml.ScalarNode) else None
+        if not isinstance(key, str):
+            raise ManifestError(f"{name}:{line}", f"the key {key!r} is not a string", "put it in quotes")
+        if key in result:
+            first = lines[(*path, key)]
+            raise ManifestError(f"{name}:{line}", f"{dotted((*path, key))} is given twice (first in line {first})", "keep one of them")
+        lines[(*path, key)] = line
+        result[key] = _construct(value_node, (*path, key), lines, name)
+    return {**merged, **result}
+
+
+def dotted(path: KeyPath) -> str:
+    """`spec.tasks[0].name`: a path as people write it."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def set_value(source: Source, assignment: str) -> None:
+    """Apply one `path=value` (`--set`): the path may leave out `spec.`, the value is YAML.
+
+    Raises:
+        ManifestError: the assignment is malformed or its path runs through something that is no mapping or list.
+    """
+    text, equals, raw = assignment.partition("=")
+    path = _path(text.strip())
+    if not equals or not path:
+        raise ManifestError(f"--set {assignment}", "not of the form path=value", "e.g. --set rollout.schedule=sync")
+    try:
+        value = yaml.load(raw, Loader=_Loader) if raw.strip() else ""
+    except yaml.YAMLError:
+        raise ManifestError(f"--set {assignment}", "the value is not YAML", "put it in quotes") from None
+    if path[0] not in {"spec", "metadata", "apiVersion", "kind"}:
+        path = ("spec", *path)
+    _assign(source.data, path, value, assignment)
+    source.forget(path)
+
+
+def _path(text: str) -> KeyPath:
+    parts = [part for part in re.split(r"[.\[\]]", text) if part]
+    return tuple(int(part) if part.isdigit() else part for part in parts)
+
+
+def _assign(data: Any, path: KeyPath, value: Any, assignment: str) -> None:
+    here = data
+    for depth, part in enumerate(path):
+        if isinstance(part, int) and isinstance(here, list) and part < len(here):
+            pass
+        elif isinstance(part, str) and isinstance(here, dict):
+            here.setdefault(part, {})
+        else:
+            raise ManifestError(f"--set {assignment}", f"there is no {dotted(path[: depth + 1])}", "check the path")
+        if depth == len(path) - 1:
+            here[part] = value
+        else:
+            here = here[part]
