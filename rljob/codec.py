@@ -8,9 +8,9 @@
     high     the remaining bits of each id, 1, 2, 4, 8 or 16 bits each; absent where the ids fit in `low`
     logprobs float32 of the action tokens, bit for bit, as four planes of bytes
 
-The action mask has no column: the version spans are its run lengths, and `pack` refuses a chain in which the two differ.
-A column is stored as it is, or by zstd where that saves at least a twentieth. Every length is checked against the bytes
-at hand before anything is allocated for it, so `unpack` uses memory in proportion to its input.
+The action mask has no column: the version spans are its run lengths, and `pack` refuses a chain in which the two
+differ. A column is stored as it is, or by zstd where that saves at least a twentieth. Every length is checked against
+the bytes at hand before anything is allocated for it, so `unpack` uses memory in proportion to its input.
 
 Evolution: a reader reads every format version back to 1 (`tests/golden`); fields follow the rule of `rljob.trajectory`.
 """
@@ -263,7 +263,7 @@ def _mask_of_spans(chain: Chain, num_tokens: int) -> list[bool]:
 
 
 def _widths(largest_id: int) -> tuple[int, int]:
-    """(low bits, high bits) that hold every id up to `largest_id`; high bits divide a byte, so that packing is a reshape."""
+    """(low bits, high bits) that hold every id up to `largest_id`; the high bits divide a byte or fill it."""
     bits = largest_id.bit_length()
     low = 8 if bits <= 12 else 16
     return low, next(high for high in (0, 1, 2, 4, 8, 16) if low + high >= bits)
