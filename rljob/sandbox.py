@@ -1,4 +1,4 @@
-"""Sandboxes as everybody but the pool manager sees them: protocol, results, client of broker and guest."""
+"""Sandboxes as everybody but the pool manager sees them: protocol and results. The client is `rljob.sandbox_client`."""
 
 from __future__ import annotations
 
@@ -45,4 +45,8 @@ class Sandbox(Protocol):
 
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         """Write a file, making its parent folders. Raises PermissionError, IsADirectoryError, OSError (no space)."""
+        ...
+
+    async def write_files(self, files: Mapping[str, bytes], *, mode: int = 0o644) -> None:
+        """Write several files in one call, in order; a failure leaves those before it written. Errors as `write_file`."""
         ...

@@ -1,0 +1,342 @@
+"""Client of the sandbox broker and of the guest inside a claimed sandbox.
+
+    client = SandboxClient(broker_url, token, job)
+    async with client.claim("default", env={"LANG": "C.UTF-8"}) as box:
+        result = await box.exec("ls -l")
+
+Nothing a sandbox sends is believed: sizes are bounded, types are checked, and whatever does not fit is a `SandboxError`.
+Mutating calls carry a request id, so that one whose answer was lost is sent again and answered from the guest's memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import errno
+import json
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, NoReturn, TypeVar
+from urllib.parse import quote, urlencode
+
+import msgspec
+import structlog
+
+from rljob.errors import DeadlineError, ManifestError, SandboxError
+from rljob.http1 import Answer, HttpClient, HttpError
+from rljob.sandbox import ExecResult
+
+GRACE_SECONDS = 15.0
+"""What an answer may take beyond the time the command itself was given."""
+CALL_SECONDS = 20.0
+"""Deadline of every call that runs no command."""
+BROKER_WAIT_SECONDS = 10.0
+"""How long the broker may hold one claim request while no sandbox is ready."""
+MAX_OUTPUT_BYTES = 16_000_000
+"""Upper bound of `max_output_bytes`."""
+
+_log = structlog.get_logger("rljob.sandbox")
+_T = TypeVar("_T")
+
+
+class ClaimAnswer(msgspec.Struct):
+    """Broker → client: where the claimed sandbox is, and what opens it."""
+
+    claim_id: str
+    sandbox_id: str
+    url: str
+    token: str
+    boot_nonce: str
+
+
+class PoolStatus(msgspec.Struct):
+    """Broker → client: one pool as `GET /v1/pools` tells it."""
+
+    name: str
+    runtime: str
+    warm: int
+    max: int
+    ready: int
+    claimed: int
+    starting: int
+    resetting: int
+    started_total: int = 0
+    failed_total: int = 0
+    limits: dict[str, str] = {}
+    """Which limits hold on this machine, and by what (`pids: cgroup`)."""
+
+
+class _Refusal(msgspec.Struct):
+    """Broker or guest → client: why not."""
+
+    error: str
+    message: str = ""
+
+
+class _Pools(msgspec.Struct):
+    pools: list[PoolStatus]
+
+
+
+class SandboxClient:
+    """Claims sandboxes from one broker for one job. Belongs to the event loop that first uses it."""
+
+    def __init__(self, broker_url: str, token: str, job: str = "") -> None:
+        self._http = HttpClient(broker_url)
+        self._headers = {"authorization": f"Bearer {token}", "x-rljob-job": job}
+
+    async def acquire(
+        self,
+        pool: str,
+        *,
+        image: str | None = None,
+        env: Mapping[str, str] | None = None,
+        ttl_seconds: float = 3600.0,
+        timeout: float = 600.0,
+    ) -> ClaimedSandbox:
+        """Claim a sandbox; the caller must `release` it.
+
+        Args:
+            pool: A pool's name.
+            image: Image to claim; without it the pool's first.
+            env: Environment of every command of this claim.
+            ttl_seconds: After so long the sandbox ends by itself, whatever becomes of the caller.
+            timeout: Seconds to wait for a free sandbox; a broker that restarts meanwhile is waited for as well.
+
+        Raises:
+            DeadlineError: no sandbox within `timeout`.
+            ManifestError: the broker knows no such pool or image.
+            SandboxError: the broker refused or answered nonsense.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        request = {"request_id": secrets.token_hex(8), "pool": pool, "image": image, "env": dict(env or {}), "ttl_seconds": ttl_seconds}
+        reason = "no answer"
+        while (left := deadline - loop.time()) > 0:
+            wait = min(left, BROKER_WAIT_SECONDS)
+            try:
+                body = json.dumps({**request, "wait_seconds": round(wait, 3)}).encode()
+                answer = await self._call("POST", "/v1/claims", body, timeout=min(left, wait + GRACE_SECONDS))
+            except (HttpError, TimeoutError) as error:
+                reason, pause = str(error) or "no answer in time", 0.2
+            else:
+                if answer.status == 200:
+                    return ClaimedSandbox(self, _decode(answer, ClaimAnswer))
+                reason, pause = self._why_not(answer)
+            await asyncio.sleep(min(pause, max(0.0, deadline - loop.time())))
+        raise DeadlineError(f"acquire: no sandbox of pool {pool!r} within {timeout:g} s ({reason})")
+
+    @asynccontextmanager
+    async def claim(
+        self,
+        pool: str,
+        *,
+        image: str | None = None,
+        env: Mapping[str, str] | None = None,
+        ttl_seconds: float = 3600.0,
+        timeout: float = 600.0,
+    ) -> AsyncIterator[ClaimedSandbox]:
+        """`acquire` on entry, `release` on exit."""
+        box = await self.acquire(pool, image=image, env=env, ttl_seconds=ttl_seconds, timeout=timeout)
+        try:
+            yield box
+        finally:
+            await box.release()
+
+    async def pools(self) -> list[PoolStatus]:
+        """What the broker holds. Raises SandboxError."""
+        try:
+            answer = await self._call("GET", "/v1/pools", timeout=CALL_SECONDS)
+        except (HttpError, TimeoutError) as error:
+            raise SandboxError(f"broker: {str(error) or 'no answer in time'}") from None
+        if answer.status != 200:
+            raise SandboxError(f"broker: {_refusal(answer).message or answer.status}")
+        return _decode(answer, _Pools).pools
+
+    async def aclose(self) -> None:
+        """Close the connections to the broker. Claims stay as they are."""
+        await self._http.aclose()
+
+    async def release_claim(self, claim_id: str, *, broken: bool = False) -> bool:
+        """Give a claim back. False where the broker could not be told: then the time to live ends it."""
+        target = f"/v1/claims/{quote(claim_id, safe='')}" + ("?broken=1" if broken else "")
+        try:
+            answer = await self._call("DELETE", target, timeout=CALL_SECONDS)
+        except (HttpError, TimeoutError) as error:
+            _log.warning("claim_not_released", claim=claim_id, reason=str(error) or "no answer in time")
+            return False
+        return answer.status in (200, 404)
+
+    async def _call(self, method: str, target: str, body: bytes = b"", *, timeout: float) -> Answer:
+        return await self._http.request(method, target, body, headers=self._headers, timeout=timeout)
+
+    def _why_not(self, answer: Answer) -> tuple[str, float]:
+        """Reason and pause of a refusal that time may cure; raises for the others."""
+        refusal = _refusal(answer)
+        if answer.status in (429, 503):
+            try:
+                pause = float(answer.headers.get("retry-after", "1"))
+            except ValueError:
+                pause = 1.0
+            return refusal.message or refusal.error, min(max(pause, 0.05), 10.0)
+        if answer.status == 404:
+            raise ManifestError("sandbox", refusal.message or refusal.error, "name a pool of spec.sandboxPools")
+        raise SandboxError(f"broker refused the claim: {refusal.message or refusal.error} ({answer.status})")
+
+
+class ClaimedSandbox:
+    """One claimed sandbox; implements `rljob.sandbox.Sandbox`.
+
+    The first failure of the connection or the protocol marks it `lost`: its broker then replaces instead of reusing it.
+    """
+
+    def __init__(self, client: SandboxClient, claim: ClaimAnswer) -> None:
+        self.id = claim.sandbox_id
+        self.claim_id = claim.claim_id
+        self.lost = False
+        self._client = client
+        self._released = False
+        try:
+            self._http = HttpClient(claim.url)
+        except HttpError as error:
+            raise SandboxError(str(error)) from None
+        self._headers = {
+            "authorization": f"Bearer {claim.token}",
+            "x-rljob-claim": claim.claim_id,
+            "x-rljob-boot": claim.boot_nonce,
+        }
+
+    async def exec(
+        self,
+        command: Sequence[str] | str,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        timeout: float = 60.0,
+        max_output_bytes: int = 1_000_000,
+    ) -> ExecResult:
+        """See `rljob.sandbox.Sandbox.exec`. `max_output_bytes` holds for stdout and stderr each."""
+        request: dict[str, Any] = {
+            "request_id": secrets.token_hex(8),
+            "command": command if isinstance(command, str) else list(command),
+            "timeout": timeout,
+            "max_output_bytes": min(max_output_bytes, MAX_OUTPUT_BYTES),
+        }
+        if cwd is not None:
+            request["cwd"] = cwd
+        if env:
+            request["env"] = dict(env)
+        if stdin:
+            request["stdin"] = base64.b64encode(stdin).decode()
+        # A byte of output is at most six bytes of JSON.
+        answer = await self._call(
+            "POST", "/exec", _encode(request), timeout=timeout + GRACE_SECONDS, max_body_bytes=12 * max_output_bytes + 65_536
+        )
+        return self._decode(answer, ExecResult)
+
+    async def read_file(self, path: str, *, max_bytes: int = 10_000_000) -> bytes:
+        """See `rljob.sandbox.Sandbox.read_file`."""
+        target = "/files?" + urlencode({"path": path, "max_bytes": max_bytes}, errors="surrogateescape")
+        answer = await self._call("GET", target, max_body_bytes=max_bytes + 65_536)
+        if len(answer.body) > max_bytes:
+            self._lose(f"sent {len(answer.body)} bytes where at most {max_bytes} were asked for")
+        return answer.body
+
+    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """See `rljob.sandbox.Sandbox.write_file`."""
+        await self.write_files({path: data}, mode=mode)
+
+    async def write_files(self, files: Mapping[str, bytes], *, mode: int = 0o644) -> None:
+        """See `rljob.sandbox.Sandbox.write_files`."""
+        head = {
+            "request_id": secrets.token_hex(8),
+            "files": [{"path": path, "bytes": len(data), "mode": mode} for path, data in files.items()],
+        }
+        await self._call("PUT", "/files", b"".join([_encode(head), b"\n", *files.values()]))
+
+    async def reset(self) -> None:
+        """Kill everything that runs, empty the writable folders, verify. The claim stays. Raises SandboxError."""
+        await self._call("POST", "/reset", _encode({"request_id": secrets.token_hex(8)}))
+
+    async def healthy(self) -> bool:
+        """Whether the sandbox still answers for this claim."""
+        try:
+            await self._call("GET", "/healthz")
+        except SandboxError:
+            return False
+        return True
+
+    async def release(self) -> None:
+        """Give the sandbox back; never raises. A second call does nothing."""
+        if self._released:
+            return
+        self._released = True
+        await self._http.aclose()
+        await self._client.release_claim(self.claim_id, broken=self.lost)
+
+    async def _call(
+        self, method: str, target: str, body: bytes = b"", *, timeout: float = CALL_SECONDS, max_body_bytes: int = 65_536
+    ) -> Answer:
+        if self._released:
+            raise SandboxError(f"sandbox {self.id}: already released")
+        try:
+            answer = await self._http.request(
+                method, target, body, headers=self._headers, timeout=timeout, max_body_bytes=max_body_bytes
+            )
+        except TimeoutError:
+            self._lose(f"no answer to {method} {target.partition('?')[0]} within {timeout:g} s")
+        except HttpError as error:
+            self._lose(str(error))
+        if answer.status != 200:
+            self._raise(answer)
+        return answer
+
+    def _decode(self, answer: Answer, kind: type[_T]) -> _T:
+        try:
+            return msgspec.json.decode(answer.body, type=kind)
+        except msgspec.MsgspecError as error:
+            self._lose(f"nonsense: {error}")
+
+    def _raise(self, answer: Answer) -> NoReturn:
+        refusal = _refusal(answer)
+        if refusal.error in _FILE_ERRORS:
+            kind, number = _FILE_ERRORS[refusal.error]
+            raise kind(number, refusal.message)
+        if refusal.error in ("too_large", "bad_request"):
+            raise ValueError(refusal.message)
+        self._lose(f"{refusal.error}: {refusal.message} ({answer.status})")
+
+    def _lose(self, reason: str) -> NoReturn:
+        self.lost = True
+        raise SandboxError(f"sandbox {self.id}: {reason}") from None
+
+
+_FILE_ERRORS: dict[str, tuple[type[OSError], int]] = {
+    "not_found": (FileNotFoundError, errno.ENOENT),
+    "is_directory": (IsADirectoryError, errno.EISDIR),
+    "not_directory": (NotADirectoryError, errno.ENOTDIR),
+    "permission": (PermissionError, errno.EACCES),
+    "no_space": (OSError, errno.ENOSPC),
+    "os_error": (OSError, errno.EIO),
+}
+
+
+def _encode(value: Any) -> bytes:
+    # ASCII escapes carry lone surrogates, which is how Python spells file names that are not UTF-8.
+    return json.dumps(value).encode()
+
+
+def _decode(answer: Answer, kind: type[_T]) -> _T:
+    try:
+        return msgspec.json.decode(answer.body, type=kind)
+    except msgspec.MsgspecError as error:
+        raise SandboxError(f"broker answered nonsense: {error}") from None
+
+
+def _refusal(answer: Answer) -> _Refusal:
+    try:
+        return msgspec.json.decode(answer.body, type=_Refusal)
+    except msgspec.MsgspecError:
+        return _Refusal(error=f"status_{answer.status}", message="an answer without a reason")
