@@ -12,7 +12,8 @@ _GROUP = re.compile(r"(t)(\d+)-(\d+)|(v)(\d+)-(\d+)")
 class PolicyVersion(NamedTuple):
     """`(incarnation, n)`: n optimizer steps trained in the line that trainer start `incarnation` continues.
 
-    Versions follow the *pair*: after a resume n may go back while the incarnation goes up. Staleness compares n only.
+    Versions follow the *pair*: after a resume n may go back while the incarnation goes up.
+    Staleness compares n only.
     """
 
     incarnation: int
@@ -29,9 +30,11 @@ class PolicyVersion(NamedTuple):
 
 
 class GroupId(NamedTuple):
-    """One group. Training: row index and how often it was evicted. Validation: the step scored and the row.
+    """One group of episodes.
 
-    `kind` is "t" or "v"; `major` the row index (t) or the step (v); `minor` the eviction count (t) or the row index (v).
+    Training: row index and how often it was evicted. Validation: the step scored and the row.
+    `kind` is "t" or "v"; `major` the row index (t) or the step (v); `minor` the eviction count (t)
+    or the row index (v).
     """
 
     kind: str

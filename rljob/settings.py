@@ -1,6 +1,7 @@
 """What a component is told when it starts: one environment, the same from both drivers.
 
-The drivers write these variables; every component reads them through `Settings.from_env`. Nothing else in rljob reads the
+The drivers write these variables; every component reads them through `Settings.from_env`. Nothing
+else in rljob reads the
 environment for its wiring. URLs have no trailing slash.
 """
 
@@ -47,7 +48,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     cache_dir: str = ""
     """Content-addressed cache shared between runs (prepared models and rows)."""
     manifest_dir: str = ""
-    """Folder that relative file:// sources are relative to; also the first place where import-path plugins are looked up."""
+    """Folder that relative file:// sources are relative to; also the first place where import-path
+    plugins are looked up."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
@@ -57,11 +59,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             MachineError: a variable is missing or malformed.
         """
         env = os.environ if env is None else env
-        fields = {name: env[PREFIX + name.upper()] for name in cls.__struct_fields__ if PREFIX + name.upper() in env}
+        fields = {
+            name: env[PREFIX + name.upper()]
+            for name in cls.__struct_fields__
+            if PREFIX + name.upper() in env
+        }
         try:
             return msgspec.convert(fields, cls, strict=False)
         except msgspec.ValidationError as error:
-            raise MachineError("environment", str(error), "start components through a driver (rljob run)") from None
+            raise MachineError(
+                "environment", str(error), "start components through a driver (rljob run)"
+            ) from None
 
     def to_env(self) -> dict[str, str]:
         """The variables that `from_env` reads back."""

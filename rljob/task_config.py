@@ -1,9 +1,12 @@
 """What a user may plug in: task families, agents, tools, rewards; and what a row looks like.
 
-Names resolve by entry point (groups `rljob.tasks`, `rljob.agents`, `rljob.tools`, `rljob.rewards`) or by import path
-(`my_pkg.tasks:MyTask`). The dispatcher drives them in this order, each call under its stage's deadline:
+Names resolve by entry point (groups `rljob.tasks`, `rljob.agents`, `rljob.tools`, `rljob.rewards`)
+or by import path
+(`my_pkg.tasks:MyTask`). The dispatcher drives them in this order, each call under its stage's
+deadline:
 
-    task.setup(box, row) -> messages      agent.run(context, messages) -> AgentResult      reward(box, row, result) -> Reward
+    task.setup(box, row) -> messages      agent.run(context, messages) -> AgentResult
+    reward(box, row, result) -> Reward
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ Message = dict[str, Any]
 class Row(msgspec.Struct, kw_only=True):
     """One dataset row. JSON lines or parquet columns of the same names.
 
-    `prompt` is a string (one user message) or a list of messages. Everything the task's verifier needs is in `metadata`.
+    `prompt` is a string (one user message) or a list of messages. Everything the task's verifier
+    needs is in `metadata`.
     """
 
     task: str
@@ -34,7 +38,11 @@ class Row(msgspec.Struct, kw_only=True):
 
     def messages(self) -> list[Message]:
         """The prompt as chat messages."""
-        return [{"role": "user", "content": self.prompt}] if isinstance(self.prompt, str) else list(self.prompt)
+        return (
+            [{"role": "user", "content": self.prompt}]
+            if isinstance(self.prompt, str)
+            else list(self.prompt)
+        )
 
 
 class Reward(msgspec.Struct, kw_only=True):
@@ -127,7 +135,9 @@ class ChatReply(msgspec.Struct, kw_only=True):
 class Chat(Protocol):
     """The model, behind one gateway session."""
 
-    async def complete(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> ChatReply:
+    async def complete(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> ChatReply:
         """Sample one assistant turn. Raises InfraError subclasses; the caller does not retry."""
         ...
 

@@ -2,8 +2,10 @@
 
 rollout_worker (packs) ──► Redis stream ──► trainer (archives, trains); CLI `trajectories` (shows).
 
-Evolution rule: `SCHEMA_VERSION` goes up when a reader of the old version could misread a record. New fields are appended
-with a default; fields are never removed, renamed or given another meaning. `codec` reads every version back to 1.
+Evolution rule: `SCHEMA_VERSION` goes up when a reader of the old version could misread a record.
+New fields are appended
+with a default; fields are never removed, renamed or given another meaning. `codec` reads every
+version back to 1.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ FinishReason = Literal["stop", "length", "tool_calls", "abort"]
 
 
 class VersionSpan(msgspec.Struct, frozen=True, array_like=True):
-    """Action tokens `[start, start+length)` of `Chain.tokens` were sampled by policy `(incarnation, n)`.
+    """Action tokens `[start, start+length)` of `Chain.tokens` were sampled by `(incarnation, n)`.
 
     Spans are sorted, do not overlap, and together cover exactly the action tokens.
     """

@@ -1,9 +1,11 @@
 """Makes model and rows ready before anything else starts: the first component of every plan.
 
     spec.model ──► fetch or build (cache) ──► check ──┐
-    spec.data  ──► fetch or build ──► check, canonical ─┴──► <artifacts>/prepared/  (renamed into place, manifest last)
+    spec.data  ──► fetch or build ──► check, canonical ─┴──► <artifacts>/prepared/  (renamed into
+    place, manifest last)
 
-Consumes the manifest. Produces prepared/model, prepared/{train,validation}.jsonl and prepared/manifest.json. Waits only for
+Consumes the manifest. Produces prepared/model, prepared/{train,validation}.jsonl and
+prepared/manifest.json. Waits only for
 the sources. A prepared folder that matches the manifest is kept, so resuming costs nothing.
 """
 
@@ -122,7 +124,9 @@ def main() -> int:
     validation = manifest.get("validation", {}).get("rows", 0)
     origin = "from cache" if manifest["from_cache"] else "built"
     rows = manifest["train"]["rows"]
-    say(f"model {origin}, {rows} training rows, {validation} validation rows, {manifest['seconds']} s")
+    say(
+        f"model {origin}, {rows} training rows, {validation} validation rows, {manifest['seconds']} s"
+    )
     return 0
 
 

@@ -16,7 +16,8 @@ from rljob.task_config import Row
 def read_rows(file: Path, task_names: list[str]) -> list[Row]:
     """Read and check a dataset file.
 
-    A row without `task` gets the only Task Config where there is just one. In parquet, `metadata` and `overrides` may be
+    A row without `task` gets the only Task Config where there is just one. In parquet, `metadata`
+    and `overrides` may be
     structs or JSON text.
 
     Args:
@@ -24,7 +25,8 @@ def read_rows(file: Path, task_names: list[str]) -> list[Row]:
         task_names: Names of the manifest's Task Configs.
 
     Raises:
-        DataError: the file is missing or empty, or a row is malformed or names a task that is not configured.
+        DataError: the file is missing or empty, or a row is malformed or names a task that is not
+        configured.
     """
     if not file.is_file():
         raise DataError(str(file), "no such file", "give a JSON lines or parquet file")
@@ -55,7 +57,9 @@ def _json_lines(file: Path) -> Iterator[tuple[str, Any]]:
             try:
                 yield where, json.loads(line)
             except (UnicodeDecodeError, json.JSONDecodeError) as error:
-                raise DataError(where, f"not JSON ({error})", "write one JSON object per line") from None
+                raise DataError(
+                    where, f"not JSON ({error})", "write one JSON object per line"
+                ) from None
 
 
 def _parquet(file: Path) -> Iterator[tuple[str, Any]]:
@@ -105,4 +109,6 @@ def _row(where: str, data: Any, task_names: list[str]) -> Row:
 
 
 def _unknown_task(where: str, task: str, known: list[str]) -> DataError:
-    return DataError(where, f"task {task!r} is not configured", f"spec.tasks has: {', '.join(known)}")
+    return DataError(
+        where, f"task {task!r} is not configured", f"spec.tasks has: {', '.join(known)}"
+    )

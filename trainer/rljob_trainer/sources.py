@@ -94,7 +94,9 @@ def check_model(folder: Path) -> None:
     where = "spec.model.source"
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():
-            raise UserError(where, f"the model has no {name}", "save model and (fast) tokenizer there")
+            raise UserError(
+                where, f"the model has no {name}", "save model and (fast) tokenizer there"
+            )
         _load_json(folder / name, where)
     if not list(folder.glob("*.safetensors")):
         fix = "save it with safe_serialization=True"
@@ -173,7 +175,13 @@ def _download(
         path = snapshot_download(
             repo, revision=revision, repo_type=repo_type, allow_patterns=patterns, etag_timeout=30
         )
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, httpx.HTTPError, OSError) as error:
+    except (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        httpx.HTTPError,
+        OSError,
+    ) as error:
         reason = str(error).strip().splitlines()[0]
         fix = "check the name, HF_TOKEN and the network, or use file://"
         raise UserError(manifest_path, f"cannot fetch hf://{repo} ({reason})", fix) from None

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rljob_trainer import recipes
-from rljob_trainer.prepare import prepare
-from rljob_trainer.rows import read_rows
 
 from rljob.errors import DataError, UserError
 from rljob.settings import Settings
+from rljob_trainer import recipes
+from rljob_trainer.prepare import prepare
+from rljob_trainer.rows import read_rows
 
 GOOD_ROWS = '{"prompt": "one", "metadata": {"answer": "1"}}\n\n{"task": "shell", "prompt": "two"}\n'
 OTHER_ROWS = '{"prompt": "three"}\n'
@@ -191,9 +191,7 @@ def test_an_hf_source_must_name_a_file_of_rows(sources: Path) -> None:
         prepare(_settings(sources, data={"train": {"source": "hf://org/name"}}), _quiet)
 
 
-def test_an_unreachable_hub_is_one_line(
-    sources: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreachable_hub_is_one_line(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match="cannot fetch hf://org/name") as caught:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
 from rljob_trainer.recipes.quickstart import OPTIONS, build_rows, rows
 from rljob_trainer.recipes.quickstart.demonstrations import (
     ARGUMENT,
@@ -101,7 +102,9 @@ def _render(prompt: list[dict[str, object]], turns: list[tuple[str, str, str | N
     messages = [{"role": "system", "content": rows.SYSTEM_PROMPT}, *prompt]
     for name, argument, output in turns:
         function = {"name": name, "arguments": {ARGUMENT[name]: argument}}
-        messages.append({"role": "assistant", "content": "", "tool_calls": [{"function": function}]})
+        messages.append(
+            {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
+        )
         if output is not None:
             messages.append({"role": "tool", "content": output})
     tools = [

@@ -1,8 +1,9 @@
-"""The quick start: a 0.7 M-parameter Qwen3 that has to find, read and edit small key=value files through a shell.
+"""The quick start: a tiny Qwen3 that has to find, read and edit small files through a shell.
 
-Nothing here is downloaded. The warm start imitates a *mixture* of good, weak and useless strategies, so that the model
-knows the format and passes about a third; reinforcement learning then shifts probability to what works. It discovers no
-command that the demonstrations lack. "Unseen" validation rows hold keys and values (pairs of known words) of their own.
+Nothing here is downloaded. The warm start imitates a *mixture* of good, weak and useless strategies,
+so that the model knows the format and passes about a third; reinforcement learning then shifts
+probability to what works. It discovers no command that the demonstrations lack. "Unseen" validation
+rows hold keys and values (pairs of known words) of their own.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from rljob.task_config import Row
 from rljob_trainer.recipes.quickstart.rows import make_rows
 
 OPTIONS: Mapping[str, int] = {"rows": 0, "seed": 0, "warm_start_steps": 260}
-"""rows: how many (0: 4096 to train, 150 to validate). seed: of rows or of the model. warm_start_steps: 0 leaves it random."""
+"""rows: how many (0: 4096 to train, 150 to validate). seed: of rows or of the model.
+warm_start_steps: 0 leaves it random."""
 
 _DEFAULT_ROWS = {"train": 4096, "validation": 150}
 

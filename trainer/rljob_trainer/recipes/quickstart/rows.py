@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Sequence
 
 from rljob.task_config import Row
 
@@ -47,7 +48,7 @@ def _split_of(pair: str) -> str:
     return "validation" if hashlib.sha256(pair.encode()).digest()[0] % 5 == 0 else "train"
 
 
-def _pairs(first: list[str], joint: str, second: list[str]) -> dict[str, list[str]]:
+def _pairs(first: Sequence[str], joint: str, second: Sequence[str]) -> dict[str, list[str]]:
     pairs = [f"{a}{joint}{b}" for a in first for b in second]
     return {split: [p for p in pairs if _split_of(p) == split] for split in ("train", "validation")}
 

@@ -19,7 +19,8 @@ MAX_LENGTH = 2048
 CHAT_TEMPLATE = r"""
 {%- if tools or messages[0].role == 'system' %}{{ '<|im_start|>system\n' }}
 {%- if messages[0].role == 'system' %}{{ messages[0].content + '\n' }}{% endif %}
-{%- for t in tools or [] %}{{ t.function.name + '(' + (t.function.parameters.properties | join(', ')) + ')\n' }}{% endfor %}
+{%- for t in tools or [] %}
+{{- t.function.name + '(' + (t.function.parameters.properties | join(', ')) + ')\n' }}{% endfor %}
 {{- '<|im_end|>\n' }}{% endif %}
 {%- for m in messages %}
 {%- if m.role == 'tool' %}{{ '<|im_start|>user\n<tool_response>\n' + m.content + '</tool_response><|im_end|>\n' }}
@@ -29,10 +30,12 @@ CHAT_TEMPLATE = r"""
 {{- '}\n</tool_call>' }}{% endfor %}{{ '<|im_end|>\n' }}
 {%- endif %}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
-"""Every message renders the same wherever it stands, so the ids of a longer conversation start with those of the shorter.
+"""Every message renders the same wherever it stands, so the ids of a longer conversation start
+with those of the shorter.
 Tools are listed as name(arguments): their JSON schemas would cost 60 of 168 prompt tokens."""
 
-# One digit, one run of letters, or one run of everything else: a word has the same ids wherever it stands, which is what
+# One digit, one run of letters, or one run of everything else: a word has the same ids wherever it
+# stands, which is what
 # lets so small a model copy it.
 _SPLIT = r"[0-9]|[A-Za-z]+|[^A-Za-z0-9]+"
 
@@ -69,7 +72,11 @@ def _corpus(num_demonstrations: int) -> list[str]:
                 text = text.replace(mark, "")
             corpus += [text, output or ""]
     words = rows.ADJECTIVES + rows.ANIMALS + rows.STONES + rows.TREES + rows.FILES
-    whole = ["system user assistant bash command submit answer", rows.SYSTEM_PROMPT, " ".join(words)]
+    whole = [
+        "system user assistant bash command submit answer",
+        rows.SYSTEM_PROMPT,
+        " ".join(words),
+    ]
     return corpus + whole * 300
 
 

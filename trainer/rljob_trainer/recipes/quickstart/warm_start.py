@@ -53,8 +53,9 @@ def _save(model: Any, target: Path) -> None:
 def make_model(tokenizer: Tokenizer, seed: int) -> Any:
     """An untied float32 Qwen3 whose attention starts as a copier.
 
-    `o_proj = scale * v_proj^T` (orthogonal) and `lm_head = embedding` (separate parameters): without it the warm start sits
-    for hundreds of steps on "format learnt, copying not" (measured: 0.94 against 0.25 right final turns at step 130).
+    `o_proj = scale * v_proj^T` (orthogonal) and `lm_head = embedding` (separate parameters):
+    without it the warm start sits for hundreds of steps on "format learnt, copying not" (measured:
+    0.94 against 0.25 right final turns at step 130).
     """
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -75,7 +76,7 @@ def make_model(tokenizer: Tokenizer, seed: int) -> Any:
         bos_token_id=None,
         dtype="float32",
     )
-    model = Qwen3ForCausalLM(config).float()
+    model: Any = Qwen3ForCausalLM(config).float()
     model.lm_head.weight.data.copy_(model.model.embed_tokens.weight.data)
     for layer in model.model.layers:
         torch.nn.init.orthogonal_(layer.self_attn.v_proj.weight)
@@ -94,12 +95,8 @@ def example(tokenizer: Tokenizer, rng: random.Random) -> tuple[list[int], list[i
     for name, argument, output in demonstrate(rng, row):
         pieces.append((call_text(name, argument) + END, 1))
         if output is not None:
-            pieces.append(
-                (
-                    f"\n{START}user\n<tool_response>\n{output}</tool_response>{END}\n{START}assistant\n",
-                    0,
-                )
-            )
+            response = f"<tool_response>\n{output}</tool_response>"
+            pieces.append((f"\n{START}user\n{response}{END}\n{START}assistant\n", 0))
     ids: list[int] = []
     mask: list[int] = []
     for text, own in pieces:
@@ -109,7 +106,10 @@ def example(tokenizer: Tokenizer, rng: random.Random) -> tuple[list[int], list[i
 
 
 def _batch(tokenizer: Tokenizer, rng: random.Random) -> tuple[Tensor, Tensor]:
-    """ids: [_BATCH, T] int64 padded; weights: [_BATCH, T] float32, 1 on own tokens, a little on context, 0 on padding."""
+    """ids: [_BATCH, T] int64, padded; weights: [_BATCH, T] float32.
+
+    Weights are 1 on own tokens, a little on context, 0 on padding.
+    """
     data = [example(tokenizer, rng) for _ in range(_BATCH)]
     length = max(len(ids) for ids, _ in data)
     batch_ids = torch.full((_BATCH, length), tokenizer.token_to_id(END_OF_TEXT))
