@@ -96,8 +96,8 @@ def _refuse_overlap(train: list[Row], validation: list[Row]) -> None:
 
 def _sources_key(job: RLJob) -> str:
     spec = job.spec
-    parts = [spec.model.model_dump(mode="json"), spec.data.model_dump(mode="json")]
-    parts.append([task.name for task in spec.tasks])
+    sources = [spec.model.model_dump(mode="json"), spec.data.model_dump(mode="json")]
+    parts = [*sources, [task.name for task in spec.tasks]]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
