@@ -13,6 +13,7 @@
     │   ├── DeadlineError    a stage's deadline passed (acquire, setup, turn, reward)
     │   └── StoreError       Redis or the artifact store cannot be reached
     ├── FencedError          a newer incarnation or boot id took over: exit, do not retry
+    ├── StateError           the ledger's state does not allow this call: exit, restart and resume
     ├── CorruptError         bytes that do not verify: quarantine, never retry the same bytes
     └── TaskError            the task, agent, tool or reward code of the user failed: reward 0 or refused
 
@@ -101,6 +102,10 @@ class StoreError(InfraError):
 
 class FencedError(RLJobError):
     """A newer incarnation (trainer) or boot id (worker) has taken over; the caller must exit."""
+
+
+class StateError(RLJobError):
+    """The ledger's state does not allow this call (a lost store, a bug): the caller exits; its restart resumes cleanly."""
 
 
 class CorruptError(RLJobError):

@@ -1,0 +1,45 @@
+"""The ledger: every decision of a job that must survive a crash, in Redis or Valkey, one Lua script per call."""
+
+from rljob.ledger.client import Ledger
+from rljob.ledger.types import (
+    CompletionInfo,
+    DeadLetter,
+    FailReply,
+    Lease,
+    LeaseReason,
+    LeaseReply,
+    LedgerConfig,
+    LedgerFacts,
+    LedgerSnapshot,
+    OpenAttempt,
+    Phase,
+    Policy,
+    Report,
+    ReportView,
+    TakenGroup,
+    TakeReply,
+    ValidationStatus,
+    Verdict,
+)
+
+__all__ = [
+    "CompletionInfo",
+    "DeadLetter",
+    "FailReply",
+    "Lease",
+    "LeaseReason",
+    "LeaseReply",
+    "Ledger",
+    "LedgerConfig",
+    "LedgerFacts",
+    "LedgerSnapshot",
+    "OpenAttempt",
+    "Phase",
+    "Policy",
+    "Report",
+    "ReportView",
+    "TakeReply",
+    "TakenGroup",
+    "ValidationStatus",
+    "Verdict",
+]
