@@ -61,7 +61,9 @@ class ValidationData(ApiModel):
     """Score after every so many steps; version 0 and the last are always scored."""
     samples_per_prompt: int = Field(1, ge=1, le=256)
     """Episodes per row."""
-    pass_at: list[Annotated[int, Field(ge=1, le=256)]] = Field(default_factory=lambda: [1], max_length=8)
+    pass_at: list[Annotated[int, Field(ge=1, le=256)]] = Field(
+        default_factory=lambda: [1], max_length=8
+    )
     """The k of pass@k; each at most `samplesPerPrompt`."""
     sampling: Sampling | None = None
     """Sampling of validation episodes; without it, that of training."""
@@ -71,7 +73,9 @@ class ValidationData(ApiModel):
     @model_validator(mode="after")
     def _pass_at_fits(self) -> ValidationData:
         if self.pass_at and max(self.pass_at) > self.samples_per_prompt:
-            raise ValueError(f"passAt {max(self.pass_at)} needs samplesPerPrompt of at least as much")
+            raise ValueError(
+                f"passAt {max(self.pass_at)} needs samplesPerPrompt of at least as much"
+            )
         return self
 
 
@@ -97,6 +101,7 @@ class ToolRef(ApiModel):
     """A tool by name, with its own options beside the name."""
 
     name: PluginName
+    """The tool."""
     options: dict[str, Any] = Field(default_factory=dict, max_length=32)
     """Keyword arguments of the tool's constructor."""
 
@@ -105,9 +110,13 @@ class AgentRef(ApiModel):
     """An agent by name."""
 
     name: PluginName = "react"
+    """The agent."""
     max_turns: int = Field(16, ge=1, le=1000)
     """Assistant turns before the episode ends as `max_turns`."""
-    tools: list[ToolRef] = Field(default_factory=lambda: [ToolRef(name="bash"), ToolRef(name="submit")], max_length=64)
+    tools: list[ToolRef] = Field(
+        default_factory=lambda: [ToolRef(name="bash"), ToolRef(name="submit")], max_length=64
+    )
+    """Tools the model may call."""
     system_prompt: str | None = Field(None, max_length=65_536)
     """First message of every episode; without it the task's own, or none."""
     options: dict[str, Any] = Field(default_factory=dict, max_length=32)
@@ -122,6 +131,7 @@ class RewardRef(ApiModel):
     fresh_sandbox: bool = False
     """Score in a newly claimed sandbox that gets only the exported result."""
     options: dict[str, Any] = Field(default_factory=dict, max_length=32)
+    """Keyword arguments of the reward's constructor, where it is a class."""
 
 
 class Task(ApiModel):
@@ -142,12 +152,15 @@ class Deadlines(ApiModel):
     """Seconds that each stage may take. None of them is ever unbounded."""
 
     acquire_seconds: Seconds = 600
+    """Waiting for a sandbox."""
     setup_seconds: Seconds = 600
+    """The task's setup."""
     turn_seconds: Seconds = 300
     """One assistant turn, engine pauses not counted."""
     run_seconds: Seconds = 3600
     """All turns; past it the episode ends as `timeout` and trains."""
     reward_seconds: Seconds = 900
+    """The task's reward."""
     drain_seconds: Seconds = 120
     """What a worker that is told to stop may use to finish what fits."""
 
@@ -160,6 +173,7 @@ class Engine(ApiModel):
     args: list[Annotated[str, Field(max_length=1024)]] = Field(default_factory=list, max_length=128)
     """Further arguments of `vllm serve`; those that rljob sets itself are refused."""
     env: dict[str, str] = Field(default_factory=dict, max_length=64)
+    """Further environment of the engine."""
     port: int | None = Field(None, ge=1024, le=65_535)
     """A fixed port; without it the local driver takes a free one."""
     resources: dict[str, Any] = Field(default_factory=dict, max_length=8)
@@ -203,19 +217,24 @@ class Rollout(ApiModel):
     sampling: Sampling = Sampling()
     deadlines: Deadlines = Deadlines()
     replicas: int = Field(1, ge=1, le=10_000)
+    """Rollout pods; the local driver runs one."""
     worker: Worker = Worker()
     engine: Engine = Engine()
 
     @model_validator(mode="after")
     def _a_group_fits(self) -> Rollout:
         if self.max_concurrent_episodes < self.group_size:
-            raise ValueError(f"maxConcurrentEpisodes {self.max_concurrent_episodes} is below groupSize {self.group_size}: no group could ever start")
+            raise ValueError(
+                f"maxConcurrentEpisodes {self.max_concurrent_episodes} is below groupSize {self.group_size}: no group could ever start"
+            )
         return self
 
     @property
     def staleness_bound(self) -> int:
         """η of the admission rule, in policy versions."""
-        return {"sync": 0, "one_step": 1}.get(self.schedule, 2 if self.max_staleness is None else self.max_staleness)
+        return {"sync": 0, "one_step": 1}.get(
+            self.schedule, 2 if self.max_staleness is None else self.max_staleness
+        )
 
     @property
     def stale_policy(self) -> Literal["evict", "wait", "mask"]:
@@ -241,12 +260,19 @@ class Algorithm(ApiModel):
     """What is optimised. Names are verl's."""
 
     advantage: Literal["grpo", "rloo"] = "grpo"
+    """Advantage estimator."""
     normalize_by_std: bool | None = None
     """GRPO only: divide by the group's standard deviation (true); false is Dr. GRPO."""
     loss: Literal["vanilla", "gspo", "cispo"] = "vanilla"
+    """Policy loss."""
     clip_ratio_low: float = Field(0.2, ge=0, le=10)
+    """The ratio is clipped below 1 - this."""
     clip_ratio_high: float = Field(0.2, ge=0, le=10)
-    loss_aggregation: Literal["token_mean", "seq_mean_token_sum", "seq_mean_token_mean"] = "token_mean"
+    """The ratio is clipped above 1 + this."""
+    loss_aggregation: Literal["token_mean", "seq_mean_token_sum", "seq_mean_token_mean"] = (
+        "token_mean"
+    )
+    """How token losses become one number."""
     old_logprobs: Literal["rollout", "recompute"] = "rollout"
     """Denominator of the ratio: the rollout's own log probabilities, or the trainer's at the start of the step."""
     correction: Correction | None = None
@@ -259,9 +285,16 @@ class Optimizer(ApiModel):
     """AdamW."""
 
     learning_rate: float = Field(1e-6, gt=0, le=1)
+    """Step size after warm-up."""
     weight_decay: float = Field(0.0, ge=0, le=1)
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    """Decoupled weight decay."""
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
+        0.9,
+        0.95,
+    )
+    """Decay rates of the two moments."""
     gradient_clip: float = Field(1.0, gt=0, le=1e6)
+    """Largest global norm of the gradient."""
     warmup_steps: int = Field(0, ge=0, le=1_000_000)
     """Linear warm-up, then constant."""
 
@@ -272,13 +305,16 @@ class Checkpoint(ApiModel):
     every_steps: int = Field(10, ge=1, le=1_000_000)
     """The last step always writes one."""
     keep: int = Field(3, ge=1, le=1000)
+    """Checkpoints kept, newest first."""
 
 
 class Weights(ApiModel):
     """How weights reach the engines."""
 
     transport: Literal["file"] = "file"
+    """Through files in the artifact store."""
     publish_every_steps: int = Field(1, ge=1, le=1000)
+    """Publish after every so many steps."""
     keep: int = Field(3, ge=1, le=1000)
     """Published versions kept, beside any that an engine holds or a lease names."""
 
@@ -289,9 +325,13 @@ class Trainer(ApiModel):
     backend: Literal["verl", "simulated"] = "verl"
     """`simulated` does no arithmetic: for tests of scheduling and failures."""
     replicas: Literal[1] = 1
+    """Trainer pods."""
     image: str | None = Field(None, max_length=512)
+    """Trainer image (cluster only)."""
     resources: dict[str, Any] = Field(default_factory=dict, max_length=8)
+    """Kubernetes resource requirements (cluster only)."""
     template: dict[str, Any] = Field(default_factory=dict)
+    """Strategic override of the rendered pod (cluster only)."""
     steps: int = Field(ge=1, le=1_000_000)
     """Optimizer steps of the whole job."""
     groups_per_step: int = Field(ge=1, le=65_536)
@@ -299,6 +339,7 @@ class Trainer(ApiModel):
     micro_batch_tokens: int = Field(8192, ge=64, le=16_777_216)
     """Tokens per forward-backward; a memory knob without effect on the result."""
     seed: int = Field(0, ge=0, le=2**31 - 1)
+    """Seed of everything random in the trainer."""
     algorithm: Algorithm = Algorithm()
     optimizer: Optimizer = Optimizer()
     checkpoint: Checkpoint = Checkpoint()
@@ -309,13 +350,16 @@ class PoolImage(ApiModel):
     """One image of a pool (cluster only; the local sandbox shows the machine's own /usr)."""
 
     image: str = Field(max_length=512)
+    """The image."""
     weight: int = Field(1, ge=1, le=1000)
+    """Share of the warm sandboxes."""
 
 
 class Recycle(ApiModel):
     """What happens to a sandbox after its episode."""
 
     strategy: Literal["reset", "replace"] = "reset"
+    """Reset and verify it, or replace it."""
     max_reuses: int | None = Field(None, ge=1, le=100_000)
     """With `reset`: episodes before it is replaced all the same (50)."""
 
@@ -324,8 +368,11 @@ class SandboxLimits(ApiModel):
     """What one sandbox may use."""
 
     memory_mib: int = Field(512, ge=16, le=1_048_576)
+    """Memory, in MiB."""
     disk_mib: int = Field(64, ge=1, le=1_048_576)
+    """Writable disk, in MiB."""
     pids: int = Field(128, ge=8, le=65_536)
+    """Processes at once."""
     cpu_seconds: int | None = Field(None, ge=1, le=604_800)
     """CPU time of one process."""
 
@@ -334,13 +381,17 @@ class SandboxPool(ApiModel):
     """A warm pool of sandboxes."""
 
     name: Name
+    """What a task names as its pool."""
     warm: int = Field(4, ge=0, le=100_000)
     """Sandboxes kept ready."""
     max: int = Field(64, ge=1, le=100_000)
     """Sandboxes at most, claimed ones included."""
     images: list[PoolImage] = Field(default_factory=list, max_length=64)
+    """Images kept warm, by weight (cluster only)."""
     runtime_class_name: str | None = Field(None, max_length=253)
+    """RuntimeClass of the pods, such as gvisor (cluster only)."""
     egress: Literal["none"] = "none"
+    """Network of a sandbox: none."""
     recycle: Recycle = Recycle()
     limits: SandboxLimits = SandboxLimits()
     runtime: Literal["bubblewrap", "simulated"] = "bubblewrap"
@@ -376,13 +427,16 @@ class Scheduling(ApiModel):
     """Hints for the cluster's scheduler."""
 
     queue_name: str | None = Field(None, max_length=253)
+    """Queue that admits the job (cluster only)."""
     priority_class_name: str | None = Field(None, max_length=253)
+    """PriorityClass of the pods (cluster only)."""
 
 
 class Lifecycle(ApiModel):
     """When to give up, and what to leave."""
 
     active_deadline_seconds: int | None = Field(None, ge=1, le=31_536_000)
+    """The job fails when it has run for so long."""
     progress_deadline_seconds: int = Field(900, ge=5, le=604_800)
     """No progress for so long is a condition that names what is waited for."""
     backoff_limit: int = Field(3, ge=0, le=1000)
@@ -393,6 +447,7 @@ class RLJobSpec(ApiModel):
     """What a person wants."""
 
     mode: Literal["train"] = "train"
+    """`train` learns from what the rollouts do."""
     model: Model
     data: Data
     tasks: list[Task] = Field(min_length=1, max_length=256)
