@@ -1,0 +1,56 @@
+"""Groups in: ask the ledger for a step's batch until it is there, then archive it before it is acknowledged.
+
+    ledger.take ─(not yet: reason, pause)─► again
+                └─ groups ─► batches/step-N/ stands ─► ledger.archived: the stream may forget them
+
+Waits for the rollouts without a deadline of its own: the job's `progressDeadlineSeconds` watches the whole, and
+`waiting_for` names what is missing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rljob.clock import Clock
+from rljob_trainer.batch import Group, decode, write_archive
+from rljob_trainer.progress import Progress
+
+if TYPE_CHECKING:
+    from rljob.ledger import Ledger, TakeReply
+
+_LONGEST_PAUSE_SECONDS = 1.0
+
+
+class Intake:
+    """Takes the batches of one incarnation."""
+
+    def __init__(
+        self, ledger: Ledger, incarnation: int, artifacts: Path, groups_per_step: int, progress: Progress, clock: Clock
+    ) -> None:
+        self._ledger, self._incarnation, self._artifacts = ledger, incarnation, artifacts
+        self._groups_per_step, self._progress, self._clock = groups_per_step, progress, clock
+        self.evictions = 0
+        """Evictions that the groups of the last batch went through."""
+
+    async def next_batch(self, step: int) -> list[Group]:
+        """The batch of `step`, archived and acknowledged."""
+        began = self._clock.monotonic()
+        while (reply := await self._ledger.take(self._incarnation, step, self._groups_per_step)).groups is None:
+            self._progress.waiting_for = waiting_for(reply, self._groups_per_step)
+            await self._clock.sleep(min(_LONGEST_PAUSE_SECONDS, max(0.01, reply.retry_after_seconds)))
+        self._progress.spend("waiting", self._clock.monotonic() - began)
+        self._progress.waiting_for = ""
+        self.evictions = sum(taken.evictions for taken in reply.groups)
+        groups = decode(reply.groups)
+        write_archive(self._artifacts, step, self._incarnation, groups)
+        await self._ledger.archived(self._incarnation, step)
+        return groups
+
+
+def waiting_for(reply: TakeReply, groups_per_step: int) -> str:
+    """Why there is no batch yet, for people."""
+    ready, running = int(reply.facts.get("ready", 0)), int(reply.facts.get("running_groups", 0))
+    if reply.reason == "stale_groups":
+        return f"groups: {running} running ones that must be in this batch"
+    return f"groups: {ready} of {groups_per_step} ready"

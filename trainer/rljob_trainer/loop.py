@@ -1,0 +1,183 @@
+"""The trainer's loop: stream in, weights out.
+
+              ┌──────────────────────────────────────────────────────────────────────────────┐
+              ▼                                                                              │
+    take ─► archive ─► archived ─► advantages ─► train ─► checkpoint (if due) ─► publish ─► commit ─► steps.jsonl
+                                                                 ▲                  ▲
+                                  archived batches after a crash ┘                  └ held back by a settled validation
+
+Consumes complete groups (ledger) and, after a crash, archived batches. Produces batches/, checkpoints/, weights/, metrics/,
+validation/. Waits for groups, and before publishing for a settled validation. Every arrow may be the last thing this
+process does: the next trainer loads the newest checkpoint s, trains the archived batches s+1 … again as they were, and
+goes on from there. What a batch holds is decided once, by `take`; that it is trained is decided by `commit` or, on
+resume, by the checkpoint. So in the line that survives every group is trained exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import structlog
+
+from rljob.api.rljob_types import RLJob
+from rljob.clock import Clock
+from rljob.ids import PolicyVersion
+from rljob_trainer.backends.base import Backend, TrainRow
+from rljob_trainer.batch import Group, read_archive
+from rljob_trainer.checkpoint import Checkpoints
+from rljob_trainer.intake import Intake
+from rljob_trainer.metrics import StepLog
+from rljob_trainer.progress import Progress, report_loop
+from rljob_trainer.publish import Publisher, first_canary
+from rljob_trainer.step import StepResult, train_on
+from rljob_trainer.validation import Validator
+
+if TYPE_CHECKING:
+    from rljob.ledger import Ledger
+    from rljob.weights import WeightStore
+
+T = TypeVar("T")
+log = structlog.get_logger()
+
+
+@dataclass
+class Trainer:
+    """Everything the loop holds. Built once per incarnation by `main`, or by a test with fakes."""
+
+    job: RLJob
+    artifacts: Path
+    scratch: Path
+    ledger: Ledger
+    incarnation: int
+    backend: Backend
+    store: WeightStore
+    progress: Progress
+    clock: Clock
+    num_validation_rows: int
+    thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "backend"))
+    """Every call of the backend runs here: torch keeps state per thread, and the event loop stays free."""
+    version: PolicyVersion = PolicyVersion(0, 0)
+    digest: str = ""
+    rows: list[TrainRow] = field(default_factory=list)
+    """Of the last batch: where the next canary comes from."""
+
+    async def blocking(self, what: str, call: Callable[..., T], *arguments: Any) -> T:
+        """Run a call on the backend's thread and add its seconds to `what`."""
+        began = time.monotonic()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self.thread, call, *arguments)
+        finally:
+            self.progress.spend(what, time.monotonic() - began)
+
+
+async def train(trainer: Trainer) -> None:
+    """Start the backend and train to the last step. A background task that fails ends the whole."""
+    async with asyncio.TaskGroup() as tasks:
+        reports = tasks.create_task(report_loop(trainer.ledger, trainer.progress, trainer.clock))
+        await start(trainer)
+        validator = Validator(
+            trainer.job,
+            trainer.artifacts,
+            trainer.ledger,
+            trainer.incarnation,
+            trainer.num_validation_rows,
+            tasks.create_task,
+            trainer.progress,
+            trainer.clock,
+        )
+        await step_loop(trainer, validator)
+        reports.cancel()
+
+
+async def start(trainer: Trainer) -> None:
+    """Load the prepared model into the backend: for verl the better part of half a minute."""
+    spec = trainer.job.spec.trainer
+    trainer.progress.waiting_for = f"starting backend {spec.backend}"
+    model = trainer.artifacts / "prepared" / "model"
+    begin = trainer.backend.start
+    await trainer.blocking("starting", begin, model, spec.replicas, spec.optimizer, spec.micro_batch_tokens, spec.seed)
+    trainer.progress.waiting_for = ""
+
+
+async def step_loop(trainer: Trainer, validator: Validator) -> None:
+    """See the module's picture."""
+    spec = trainer.job.spec.trainer
+    checkpoints = Checkpoints(trainer.artifacts, spec.checkpoint.keep)
+    steps = StepLog(trainer.artifacts)
+    publisher = Publisher(trainer.backend, trainer.store, trainer.scratch, first_canary(trainer.artifacts / "prepared"))
+    intake = Intake(
+        trainer.ledger, trainer.incarnation, trainer.artifacts, spec.groups_per_step, trainer.progress, trainer.clock
+    )
+
+    trained = await resume(trainer, checkpoints, steps)
+    await publish(trainer, publisher, trained)
+    await trainer.ledger.commit(trainer.incarnation, trained, trainer.version, trainer.digest)
+    await validator.open_if_due(trained, trainer.version)
+
+    for step in range(trained + 1, spec.steps + 1):
+        groups = await intake.next_batch(step)
+        result = await train_step(trainer, step, groups)
+        if step % spec.checkpoint.every_steps == 0 or step == spec.steps:
+            await save(trainer, checkpoints, result.record)
+        if step % spec.weights.publish_every_steps == 0 or step == spec.steps:
+            await validator.settled()
+            await publish(trainer, publisher, step)
+        await trainer.ledger.commit(trainer.incarnation, step, trainer.version, trainer.digest)
+        steps.append(result.record)
+        await validator.open_if_due(step, trainer.version)
+    await validator.finished()
+
+
+async def resume(trainer: Trainer, checkpoints: Checkpoints, steps: StepLog) -> int:
+    """Load the newest checkpoint, train the archived batches after it again, and give the number of steps trained."""
+    found = checkpoints.newest()
+    if found is not None:
+        await trainer.blocking("starting", trainer.backend.load, found.path)
+    step = found.step if found else 0
+    await trainer.ledger.resume(trainer.incarnation, step)
+    steps.rewind(step, found.state.get("record") if found else None)
+    while step < trainer.job.spec.trainer.steps and (groups := read_archive(trainer.artifacts, step + 1)) is not None:
+        step += 1
+        trainer.progress.waiting_for = f"replaying archived batch {step}"
+        await trainer.ledger.archived(trainer.incarnation, step)
+        result = await train_step(trainer, step, groups)
+        steps.append(result.record)
+    return step
+
+
+async def train_step(trainer: Trainer, step: int, groups: list[Group]) -> StepResult:
+    """One optimizer step, told to whoever watches."""
+    trainer.progress.waiting_for = ""
+    result = await trainer.blocking("training", train_on, trainer.backend, trainer.job, step, groups)
+    trainer.rows = result.rows
+    trainer.progress.tell(result.record)
+    log.info("trained", **result.record)
+    return result
+
+
+async def save(trainer: Trainer, checkpoints: Checkpoints, record: dict[str, Any]) -> None:
+    """Write the checkpoint of a step just trained."""
+    data = trainer.job.spec.data.train
+    state = {
+        "incarnation": trainer.incarnation,
+        "published": {"version": str(trainer.version), "digest": trainer.digest},
+        "sampler": {"seed": data.seed, "source": data.source, "steps": record["step"]},
+        "record": record,
+    }
+    await trainer.blocking("checkpoint", checkpoints.save, record["step"], trainer.backend.save, state)
+
+
+async def publish(trainer: Trainer, publisher: Publisher, step: int) -> None:
+    """Publish the present weights as `{incarnation}-{step}`; the commit that follows makes them the policy."""
+    version = PolicyVersion(trainer.incarnation, step)
+    trainer.digest = await trainer.blocking("publishing", publisher.publish, version, trainer.rows)
+    trainer.version = version
+    held = await trainer.ledger.held_versions()
+    keep = trainer.job.spec.trainer.weights.keep
+    await trainer.blocking("publishing", trainer.store.prune, keep, held)
