@@ -7,7 +7,6 @@ a verifier that pays for half an answer teaches half answers.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
@@ -46,7 +45,7 @@ class ShellFiles:
     async def setup(self, box: Sandbox, row: Row) -> list[Message]:
         """See `rljob.task_config.Task.setup`."""
         files = _metadata(row).files
-        await asyncio.gather(*(box.write_file(path, text.encode()) for path, text in files.items()))
+        await box.write_files({path: text.encode() for path, text in files.items()})
         return row.messages()
 
     async def reward(self, box: Sandbox, row: Row, result: AgentResult) -> Reward:
