@@ -72,7 +72,7 @@ class ValkeyServer:
                 ],
                 stdout=log,
                 stderr=log,
-                preexec_fn=_die_with_parent,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 (one call into libc, no lock)
             )
         deadline = time.monotonic() + _START_SECONDS
         while self._answer_to_ping() != b"+PONG":
@@ -180,7 +180,7 @@ async def _no_task_is_left() -> AsyncIterator[None]:
 
 @pytest.fixture(autouse=True)
 def _leak_check(request: pytest.FixtureRequest) -> None:
-    """An asynchronous test fails if a task outlives it; set up first, so it looks after every other fixture has closed."""
+    """An asynchronous test fails if a task outlives it. Set up first, it looks after all others have closed."""
     function = request.function
     inner = function.hypothesis.inner_test if hasattr(function, "hypothesis") else function
     if asyncio.iscoroutinefunction(inner):
