@@ -47,20 +47,40 @@ def find_problems(job: RLJob, plugin_dir: Path | None = None) -> list[Problem]:
 def _model_source(job: RLJob) -> Iterator[Problem]:
     model = job.spec.model
     if model.revision is not None and not model.source.startswith("hf://"):
-        yield Problem(("spec", "model", "revision"), f"has no effect with {model.source}", "remove it, or use an hf:// source")
+        yield Problem(
+            ("spec", "model", "revision"),
+            f"has no effect with {model.source}",
+            "remove it, or use an hf:// source",
+        )
 
 
 def _schedule(job: RLJob) -> Iterator[Problem]:
     rollout = job.spec.rollout
     if rollout.schedule != "async":
-        for key, value in (("maxStaleness", rollout.max_staleness), ("onStale", rollout.on_stale), ("partialRollout", rollout.partial_rollout)):
+        for key, value in (
+            ("maxStaleness", rollout.max_staleness),
+            ("onStale", rollout.on_stale),
+            ("partialRollout", rollout.partial_rollout),
+        ):
             if value is not None:
-                yield Problem(("spec", "rollout", key), f"has no effect with schedule {rollout.schedule}", "remove it, or use schedule: async")
+                yield Problem(
+                    ("spec", "rollout", key),
+                    f"has no effect with schedule {rollout.schedule}",
+                    "remove it, or use schedule: async",
+                )
     policy = rollout.stale_policy
     if rollout.max_evictions is not None and (policy != "evict" or rollout.schedule != "async"):
-        yield Problem(("spec", "rollout", "maxEvictions"), "has an effect only with schedule async and onStale evict", "remove it")
+        yield Problem(
+            ("spec", "rollout", "maxEvictions"),
+            "has an effect only with schedule async and onStale evict",
+            "remove it",
+        )
     if rollout.wait_seconds is not None and policy != "wait":
-        yield Problem(("spec", "rollout", "waitSeconds"), "has an effect only with onStale wait", "remove it, or use onStale: wait")
+        yield Problem(
+            ("spec", "rollout", "waitSeconds"),
+            "has an effect only with onStale wait",
+            "remove it, or use onStale: wait",
+        )
 
 
 def _sampling(job: RLJob) -> Iterator[Problem]:
@@ -87,11 +107,23 @@ def _sampling(job: RLJob) -> Iterator[Problem]:
 def _algorithm(job: RLJob) -> Iterator[Problem]:
     algorithm, path = job.spec.trainer.algorithm, ("spec", "trainer", "algorithm")
     if algorithm.normalize_by_std is not None and algorithm.advantage != "grpo":
-        yield Problem((*path, "normalizeByStd"), f"has no effect with advantage {algorithm.advantage}", "remove it, or use advantage: grpo")
+        yield Problem(
+            (*path, "normalizeByStd"),
+            f"has no effect with advantage {algorithm.advantage}",
+            "remove it, or use advantage: grpo",
+        )
     if algorithm.correction is not None and algorithm.old_logprobs != "recompute":
-        yield Problem((*path, "correction"), "has an effect only with oldLogprobs recompute", "remove it, or set oldLogprobs: recompute")
+        yield Problem(
+            (*path, "correction"),
+            "has an effect only with oldLogprobs recompute",
+            "remove it, or set oldLogprobs: recompute",
+        )
     if job.spec.rollout.group_size < 2:
-        yield Problem(("spec", "rollout", "groupSize"), f"1 gives {algorithm.advantage} nothing to compare with", "use at least 2")
+        yield Problem(
+            ("spec", "rollout", "groupSize"),
+            f"1 gives {algorithm.advantage} nothing to compare with",
+            "use at least 2",
+        )
 
 
 def _names(job: RLJob) -> Iterator[Problem]:
@@ -101,12 +133,20 @@ def _names(job: RLJob) -> Iterator[Problem]:
     for index, task in enumerate(job.spec.tasks):
         path = ("spec", "tasks", index)
         if task.sandbox.pool not in pools:
-            yield Problem((*path, "sandbox", "pool"), f"there is no pool {task.sandbox.pool}", f"spec.sandboxPools has {', '.join(pools)}")
+            yield Problem(
+                (*path, "sandbox", "pool"),
+                f"there is no pool {task.sandbox.pool}",
+                f"spec.sandboxPools has {', '.join(pools)}",
+            )
         yield from _duplicates((*path, "agent", "tools"), [tool.name for tool in task.agent.tools])
     used = {task.sandbox.pool for task in job.spec.tasks}
     for index, pool in enumerate(pools):
         if pool not in used:
-            yield Problem(("spec", "sandboxPools", index, "name"), f"no task uses the pool {pool}", "remove it, or name it in a task's sandbox.pool")
+            yield Problem(
+                ("spec", "sandboxPools", index, "name"),
+                f"no task uses the pool {pool}",
+                "remove it, or name it in a task's sandbox.pool",
+            )
 
 
 def _duplicates(path: KeyPath, names: Iterable[str]) -> Iterator[Problem]:
@@ -120,11 +160,24 @@ def _duplicates(path: KeyPath, names: Iterable[str]) -> Iterator[Problem]:
 def _pools(job: RLJob) -> Iterator[Problem]:
     for index, pool in enumerate(job.spec.sandbox_pools):
         if pool.recycle.max_reuses is not None and pool.recycle.strategy != "reset":
-            yield Problem(("spec", "sandboxPools", index, "recycle", "maxReuses"), "has no effect with strategy replace", "remove it")
+            yield Problem(
+                ("spec", "sandboxPools", index, "recycle", "maxReuses"),
+                "has no effect with strategy replace",
+                "remove it",
+            )
         images = {image.image for image in pool.images}
         for number, task in enumerate(job.spec.tasks):
-            if task.sandbox.pool == pool.name and task.sandbox.image and images and task.sandbox.image not in images:
-                yield Problem(("spec", "tasks", number, "sandbox", "image"), f"is not an image of pool {pool.name}", "add it to the pool's images")
+            if (
+                task.sandbox.pool == pool.name
+                and task.sandbox.image
+                and images
+                and task.sandbox.image not in images
+            ):
+                yield Problem(
+                    ("spec", "tasks", number, "sandbox", "image"),
+                    f"is not an image of pool {pool.name}",
+                    "add it to the pool's images",
+                )
 
 
 def _store(job: RLJob) -> Iterator[Problem]:
@@ -140,13 +193,19 @@ def _store(job: RLJob) -> Iterator[Problem]:
     for key in ("port", "max_memory_mib"):
         if key in redis.model_fields_set:
             alias = type(redis).model_fields[key].alias or key
-            yield Problem(("spec", "store", "redis", alias), "belongs to the job's own Valkey and has no effect beside url", "remove one of them")
+            yield Problem(
+                ("spec", "store", "redis", alias),
+                "belongs to the job's own Valkey and has no effect beside url",
+                "remove one of them",
+            )
 
 
 def store_need_mib(job: RLJob) -> int:
     """MiB of `maxmemory` that the outstanding work may need: ready and running groups of every step up to the bound."""
     rollout = job.spec.rollout
-    episodes = (rollout.staleness_bound + 1) * job.spec.trainer.groups_per_step * rollout.group_size + rollout.max_concurrent_episodes
+    episodes = (
+        rollout.staleness_bound + 1
+    ) * job.spec.trainer.groups_per_step * rollout.group_size + rollout.max_concurrent_episodes
     outstanding = episodes * job.spec.model.max_context_length * BYTES_PER_TOKEN
     return int(outstanding / STORE_FILL / 2**20) + STORE_BASE_MIB
 
@@ -154,7 +213,11 @@ def store_need_mib(job: RLJob) -> int:
 def _numbers(job: RLJob) -> Iterator[Problem]:
     trainer, rollout = job.spec.trainer, job.spec.rollout
     if trainer.optimizer.warmup_steps > trainer.steps:
-        yield Problem(("spec", "trainer", "optimizer", "warmupSteps"), f"{trainer.optimizer.warmup_steps} is more than steps {trainer.steps}", "lower it")
+        yield Problem(
+            ("spec", "trainer", "optimizer", "warmupSteps"),
+            f"{trainer.optimizer.warmup_steps} is more than steps {trainer.steps}",
+            "lower it",
+        )
     if trainer.weights.publish_every_steps > rollout.staleness_bound + 1:
         yield Problem(
             ("spec", "trainer", "weights", "publishEverySteps"),
@@ -162,10 +225,16 @@ def _numbers(job: RLJob) -> Iterator[Problem]:
             f"use at most {rollout.staleness_bound + 1}",
         )
     lifecycle = job.spec.lifecycle
-    if lifecycle.active_deadline_seconds and lifecycle.active_deadline_seconds < lifecycle.progress_deadline_seconds and (
-        "progress_deadline_seconds" in lifecycle.model_fields_set
+    if (
+        lifecycle.active_deadline_seconds
+        and lifecycle.active_deadline_seconds < lifecycle.progress_deadline_seconds
+        and ("progress_deadline_seconds" in lifecycle.model_fields_set)
     ):
-        yield Problem(("spec", "lifecycle", "progressDeadlineSeconds"), "has no effect: activeDeadlineSeconds ends the job first", "lower it or remove it")
+        yield Problem(
+            ("spec", "lifecycle", "progressDeadlineSeconds"),
+            "has no effect: activeDeadlineSeconds ends the job first",
+            "lower it or remove it",
+        )
 
 
 ENGINE_ARGS_SET_BY_RLJOB = (
@@ -179,14 +248,28 @@ def _engine_args(job: RLJob) -> Iterator[Problem]:
     for index, arg in enumerate(job.spec.rollout.engine.args):
         flag = arg.partition("=")[0].replace("_", "-")
         if flag in ENGINE_ARGS_SET_BY_RLJOB:
-            yield Problem(("spec", "rollout", "engine", "args", index), f"{flag} is set by rljob itself", "remove it")
+            yield Problem(
+                ("spec", "rollout", "engine", "args", index),
+                f"{flag} is set by rljob itself",
+                "remove it",
+            )
 
 
-_RULES: tuple[Rule, ...] = (_model_source, _schedule, _sampling, _algorithm, _names, _pools, _store, _numbers, _engine_args)
+_RULES: tuple[Rule, ...] = (
+    _model_source,
+    _schedule,
+    _sampling,
+    _algorithm,
+    _names,
+    _pools,
+    _store,
+    _numbers,
+    _engine_args,
+)
 
 
 def _unknown_plugins(job: RLJob, plugin_dir: Path) -> Iterator[Problem]:
-    from rljob.plugins import resolve  # noqa: PLC0415  (imports the plugins' own code)
+    from rljob.plugins import resolve
 
     for path, group, name in _plugin_names(job):
         try:
@@ -222,7 +305,9 @@ CLUSTER_ONLY: tuple[KeyPath, ...] = (
 def cluster_only_keys(job: RLJob) -> list[str]:
     """Those of `CLUSTER_ONLY` that the manifest sets, as people write them."""
     given = job.model_dump(mode="json", exclude_unset=True, exclude_defaults=True)
-    return [".".join(map(str, path)).replace(".*", "[]") for path in CLUSTER_ONLY if _holds(given, path)]
+    return [
+        ".".join(map(str, path)).replace(".*", "[]") for path in CLUSTER_ONLY if _holds(given, path)
+    ]
 
 
 def _holds(data: object, path: KeyPath) -> bool:

@@ -1,6 +1,6 @@
 """A manifest file → `RLJob`, or every fault of it, each in one line: `file:line: path: problem; fix`.
 
-    text ─ parse ─► values with lines ─ pydantic ─► RLJob ─ effects ─► RLJob
+text ─ parse ─► values with lines ─ pydantic ─► RLJob ─ effects ─► RLJob
 """
 
 from __future__ import annotations
@@ -68,17 +68,23 @@ def _read(file: Path) -> str:
     except FileNotFoundError:
         raise ManifestError(str(file), "there is no such file", "check the path") from None
     except IsADirectoryError:
-        raise ManifestError(str(file), "is a folder", "name a file, e.g. rljob.yaml in it") from None
+        raise ManifestError(
+            str(file), "is a folder", "name a file, e.g. rljob.yaml in it"
+        ) from None
     except UnicodeDecodeError:
         raise ManifestError(str(file), "is not UTF-8 text", "a manifest is YAML") from None
     except OSError as error:
-        raise ManifestError(str(file), f"cannot be read ({error.strerror})", "check its permissions") from None
+        raise ManifestError(
+            str(file), f"cannot be read ({error.strerror})", "check its permissions"
+        ) from None
 
 
 def _check_kind(source: Source) -> None:
     kind = source.data.get("kind")
     if kind not in {None, "RLJob"}:
-        raise ManifestError(f"{source.where(('kind',))}: kind", f"is {kind!r}, not RLJob", "give an RLJob manifest")
+        raise ManifestError(
+            f"{source.where(('kind',))}: kind", f"is {kind!r}, not RLJob", "give an RLJob manifest"
+        )
 
 
 def _line(source: Source, problem: Problem) -> str:
@@ -93,7 +99,11 @@ def _explain(error: Any) -> Problem:
     if kind == "extra_forbidden":
         known = _keys_at(path[:-1])
         close = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.6)
-        return Problem(path, "unknown key", f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}")
+        return Problem(
+            path,
+            "unknown key",
+            f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}",
+        )
     if kind == "missing":
         return Problem(path, "is required", "add it")
     if kind == "value_error":
@@ -102,9 +112,15 @@ def _explain(error: Any) -> Problem:
         return Problem(path, f"{_show(given)} is not allowed", f"use {context['expected']}")
     if kind in _BOUNDS:
         sign, key = _BOUNDS[kind]
-        return Problem(path, f"{_show(given)} is out of range", f"it must be {sign} {context[key]:g}")
+        return Problem(
+            path, f"{_show(given)} is out of range", f"it must be {sign} {context[key]:g}"
+        )
     if kind == "string_pattern_mismatch":
-        return Problem(path, f"{_show(given)} does not have the form it needs", f"it must match {context['pattern']}")
+        return Problem(
+            path,
+            f"{_show(given)} does not have the form it needs",
+            f"it must match {context['pattern']}",
+        )
     if kind in _TYPES:
         return Problem(path, f"expected {_TYPES[kind]}, got {_show(given)}", "correct the value")
     return Problem(path, f"{error['msg'][:1].lower()}{error['msg'][1:]}", f"got {_show(given)}")

@@ -30,10 +30,14 @@ _Loader.yaml_implicit_resolvers = {
     first: [(tag, regexp) for tag, regexp in resolvers if tag not in _REPLACED]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(_TAG + "bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+_Loader.add_implicit_resolver(
+    _TAG + "bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
 _Loader.add_implicit_resolver(
     _TAG + "float",
-    re.compile(r"^[-+]?(?:(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+|\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"),
+    re.compile(
+        r"^[-+]?(?:(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+|\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+    ),
     list("-+0123456789."),
 )
 
@@ -71,7 +75,11 @@ def parse(text: str, name: str) -> Source:
     except yaml.YAMLError as error:
         raise _syntax_error(error, name) from None
     if not isinstance(data, dict):
-        raise ManifestError(f"{name}:1", "a manifest is a mapping with apiVersion, kind, metadata and spec", "see examples/quickstart/rljob.yaml")
+        raise ManifestError(
+            f"{name}:1",
+            "a manifest is a mapping with apiVersion, kind, metadata and spec",
+            "see examples/quickstart/rljob.yaml",
+        )
     return Source(name, data, lines)
 
 
@@ -79,9 +87,15 @@ def _compose(text: str, name: str) -> yaml.Node:
     documents = list(yaml.compose_all(text, Loader=_Loader))
     if len(documents) > 1:
         line = documents[1].start_mark.line + 1
-        raise ManifestError(f"{name}:{line}", "a second YAML document starts here", "keep one RLJob per file")
+        raise ManifestError(
+            f"{name}:{line}", "a second YAML document starts here", "keep one RLJob per file"
+        )
     if not documents or documents[0] is None:
-        raise ManifestError(f"{name}:1", "the file is empty", "write an RLJob into it; see examples/quickstart/rljob.yaml")
+        raise ManifestError(
+            f"{name}:1",
+            "the file is empty",
+            "write an RLJob into it; see examples/quickstart/rljob.yaml",
+        )
     return documents[0]
 
 
@@ -97,11 +111,17 @@ def _syntax_error(error: yaml.YAMLError, name: str) -> ManifestError:
 def _construct(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], name: str) -> Any:
     lines.setdefault(path, node.start_mark.line + 1)
     if len(path) > MAX_DEPTH or len(lines) > MAX_NODES:
-        raise ManifestError(f"{name}:{node.start_mark.line + 1}", "nested too deeply or too large", "an anchor that contains itself?")
+        raise ManifestError(
+            f"{name}:{node.start_mark.line + 1}",
+            "nested too deeply or too large",
+            "an anchor that contains itself?",
+        )
     if isinstance(node, yaml.MappingNode):
         return _mapping(node, path, lines, name)
     if isinstance(node, yaml.SequenceNode):
-        return [_construct(item, (*path, index), lines, name) for index, item in enumerate(node.value)]
+        return [
+            _construct(item, (*path, index), lines, name) for index, item in enumerate(node.value)
+        ]
     return _scalar(node)
 
 
@@ -109,7 +129,9 @@ def _scalar(node: yaml.Node) -> Any:
     return _Loader("").construct_object(node, deep=True)
 
 
-def _mapping(node: yaml.MappingNode, path: KeyPath, lines: dict[KeyPath, int], name: str) -> dict[str, Any]:
+def _mapping(
+    node: yaml.MappingNode, path: KeyPath, lines: dict[KeyPath, int], name: str
+) -> dict[str, Any]:
     result: dict[str, Any] = {}
     merged: dict[str, Any] = {}
     for key_node, value_node in node.value:
@@ -121,10 +143,16 @@ def _mapping(node: yaml.MappingNode, path: KeyPath, lines: dict[KeyPath, int], n
             continue
         key = _scalar(key_node) if isinstance(key_node, yaml.ScalarNode) else None
         if not isinstance(key, str):
-            raise ManifestError(f"{name}:{line}", f"the key {key!r} is not a string", "put it in quotes")
+            raise ManifestError(
+                f"{name}:{line}", f"the key {key!r} is not a string", "put it in quotes"
+            )
         if key in result:
             first = lines[(*path, key)]
-            raise ManifestError(f"{name}:{line}", f"{dotted((*path, key))} is given twice (first in line {first})", "keep one of them")
+            raise ManifestError(
+                f"{name}:{line}",
+                f"{dotted((*path, key))} is given twice (first in line {first})",
+                "keep one of them",
+            )
         lines[(*path, key)] = line
         result[key] = _construct(value_node, (*path, key), lines, name)
     return {**merged, **result}
@@ -147,11 +175,15 @@ def set_value(source: Source, assignment: str) -> None:
     text, equals, raw = assignment.partition("=")
     path = _path(text.strip())
     if not equals or not path:
-        raise ManifestError(f"--set {assignment}", "not of the form path=value", "e.g. --set rollout.schedule=sync")
+        raise ManifestError(
+            f"--set {assignment}", "not of the form path=value", "e.g. --set rollout.schedule=sync"
+        )
     try:
         value = yaml.load(raw, Loader=_Loader) if raw.strip() else ""
     except yaml.YAMLError:
-        raise ManifestError(f"--set {assignment}", "the value is not YAML", "put it in quotes") from None
+        raise ManifestError(
+            f"--set {assignment}", "the value is not YAML", "put it in quotes"
+        ) from None
     if path[0] not in {"spec", "metadata", "apiVersion", "kind"}:
         path = ("spec", *path)
     _assign(source.data, path, value, assignment)
@@ -171,7 +203,9 @@ def _assign(data: Any, path: KeyPath, value: Any, assignment: str) -> None:
         elif isinstance(part, str) and isinstance(here, dict):
             here.setdefault(part, {})
         else:
-            raise ManifestError(f"--set {assignment}", f"there is no {dotted(path[: depth + 1])}", "check the path")
+            raise ManifestError(
+                f"--set {assignment}", f"there is no {dotted(path[: depth + 1])}", "check the path"
+            )
         if depth == len(path) - 1:
             here[part] = value
         else:

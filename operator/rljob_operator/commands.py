@@ -1,0 +1,121 @@
+"""The operator's commands: thin, each imports what it needs when it is called."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Where runs are kept.")]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Override a key, e.g. rollout.schedule=sync. Repeatable."),
+]
+RunName = Annotated[str | None, typer.Argument(help="Name of the run; without it the newest.")]
+RunOption = Annotated[str | None, typer.Option("--run", help="Name of the run; without it the newest.")]
+Manifest = Annotated[Path, typer.Argument(help="The YAML file.")]
+
+RUNS = Path("runs")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (run, plan, doctor, status, logs, stop, trajectories, export):
+        app.command()(command)
+    ledger = typer.Typer(help="Look at a run's ledger.", no_args_is_help=True, rich_markup_mode=None)
+    ledger.command()(audit)
+    app.add_typer(ledger, name="ledger")
+
+
+def run(
+    manifest: Manifest,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run of this name where it stopped.")] = False,
+    assignments: Assignments = None,
+    runs_dir: RunsDir = RUNS,
+    plain: Annotated[bool, typer.Option("--plain", help="Lines instead of the live view.")] = False,
+) -> None:
+    """Train on this machine: start every component, show what goes on, stop everything at the end."""
+    command = [sys.executable, "-m", "rljob_operator.local", str(manifest), "--runs-dir", str(runs_dir)]
+    command += [part for text in assignments or [] for part in ("--set", text)]
+    command += ["--resume"] * resume + ["--plain"] * plain
+    sys.stdout.flush()
+    os.execv(sys.executable, command)  # one process less, and signals reach the driver itself
+
+
+def plan(manifest: Manifest, assignments: Assignments = None) -> None:
+    """Print the components a manifest turns into, and the bytes of weights that each step moves."""
+    from rljob_operator.show import plan_text
+
+    print(plan_text.describe(manifest, assignments or []))
+
+
+def doctor(
+    manifest: Annotated[Path | None, typer.Argument(help="Also check what this manifest needs.")] = None,
+    runs_dir: RunsDir = RUNS,
+) -> None:
+    """Check what this machine has and what it lacks."""
+    from rljob_operator.show import doctor as implementation
+
+    raise typer.Exit(implementation.main(manifest, runs_dir))
+
+
+def status(name: RunName = None, runs_dir: RunsDir = RUNS) -> None:
+    """Show the runs and how far they are, or one of them in detail."""
+    from rljob_operator.show import status as implementation
+
+    implementation.main(name, runs_dir)
+
+
+def logs(
+    component: Annotated[str | None, typer.Argument(help="E.g. trainer; without it all.")] = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as lines are written.")] = False,
+    lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="Last lines per component.")] = 20,
+    run_name: RunOption = None,
+    runs_dir: RunsDir = RUNS,
+) -> None:
+    """Print what components wrote."""
+    from rljob_operator.show import logs as implementation
+
+    implementation.main(component, follow=follow, lines=lines, name=run_name, runs_dir=runs_dir)
+
+
+def stop(name: RunName = None, runs_dir: RunsDir = RUNS) -> None:
+    """Stop a run well; `rljob run --resume` goes on with it."""
+    from rljob_operator.show import stop as implementation
+
+    implementation.main(name, runs_dir)
+
+
+def trajectories(
+    show: Annotated[str | None, typer.Option("--show", metavar="ID", help="One episode, turn by turn.")] = None,
+    step: Annotated[int | None, typer.Option("--step", min=0, help="Only those trained at this step.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="How many to list.")] = 40,
+    run_name: RunOption = None,
+    runs_dir: RunsDir = RUNS,
+) -> None:
+    """List trained and scored episodes, or show one with tokens, masks, log probabilities and versions."""
+    from rljob_operator.show import trajectories as implementation
+
+    implementation.main(show=show, step=step, limit=limit, name=run_name, runs_dir=runs_dir)
+
+
+def export(
+    to: Annotated[Path, typer.Option("--to", help="Folder to write; it must not exist or be empty.")],
+    version: Annotated[str | None, typer.Option("--version", help="E.g. 1-16; without it the newest.")] = None,
+    run_name: RunOption = None,
+    runs_dir: RunsDir = RUNS,
+) -> None:
+    """Copy weights out as a verified directory that vLLM serves."""
+    from rljob_operator.show import export as implementation
+
+    implementation.main(to, version=version, name=run_name, runs_dir=runs_dir)
+
+
+def audit(name: RunName = None, runs_dir: RunsDir = RUNS) -> None:
+    """Reconcile workers' logs, archived batches and the ledger; lost and trained twice must be 0."""
+    from rljob_operator.show import audit as implementation
+
+    raise typer.Exit(implementation.main(name, runs_dir))

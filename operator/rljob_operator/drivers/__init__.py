@@ -1,0 +1,1 @@
+"""Drivers turn a plan into something that runs."""

@@ -1,0 +1,33 @@
+"""Whether a component answers: one question over loopback, no client library."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rljob_operator.render.component import Probe
+
+_TIMEOUT_SECONDS = 5.0
+
+
+async def answers(probe: Probe, host: str, port: int, secret: str) -> bool:
+    """Ask once. `secret` is the bearer token (http) or the password (redis)."""
+    try:
+        return await asyncio.wait_for(_ask(probe, host, port, secret), _TIMEOUT_SECONDS)
+    except (OSError, TimeoutError):
+        return False
+
+
+async def _ask(probe: Probe, host: str, port: int, secret: str) -> bool:
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        if probe.scheme == "redis":
+            writer.write(f"AUTH {secret}\r\nPING\r\n".encode())
+            await reader.readline()
+            return (await reader.readline()).startswith(b"+PONG")
+        writer.write(
+            f"GET {probe.path} HTTP/1.0\r\nHost: {host}\r\nAuthorization: Bearer {secret}\r\n\r\n".encode()
+        )
+        status = (await reader.readline()).split()
+        return len(status) > 1 and status[1] == b"200"
+    finally:
+        writer.close()

@@ -1,0 +1,213 @@
+"""Looks at the job every second: facts for the view and status.json, conditions, and the progress deadline.
+
+component states ─┐
+ledger snapshot  ─┼─► facts ─► view, status.json
+metrics/*.jsonl  ─┘     └────► conditions, events, progress deadline
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from rljob.api import conditions
+from rljob.api.rljob_types import RLJob
+from rljob.clock import Clock
+from rljob.ledger import LedgerSnapshot
+from rljob_operator.drivers.folder import EventLog, RunFolder
+from rljob_operator.drivers.observer import Observer
+from rljob_operator.drivers.supervisor import State, Supervisor
+from rljob_operator.policies.progress import Progress, Told, blame
+from rljob_operator.view.facts import Facts, Rates, Score, apply_snapshot
+
+_EVERY_SECONDS = 1.0
+_UP = {State.READY, State.DONE}
+_CONDITION_ROLES = {
+    conditions.STORE_READY: ("store",),
+    conditions.SANDBOXES_READY: ("sandbox-pool",),
+    conditions.ROLLOUTS_READY: ("engine", "gateway", "worker"),
+    conditions.TRAINER_READY: ("trainer",),
+}
+
+
+class View(Protocol):
+    """Where facts and events are shown."""
+
+    def update(self, facts: Facts) -> None:
+        """Show the newest facts."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Show one event."""
+        ...
+
+
+class Watch:
+    """See the module."""
+
+    def __init__(
+        self,
+        job: RLJob,
+        folder: RunFolder,
+        events: EventLog,
+        artifacts: Path,
+        *,
+        observer: Observer,
+        view: View,
+        clock: Clock,
+        started_at: float,
+    ) -> None:
+        self._job, self._folder, self._events, self._artifacts = job, folder, events, artifacts
+        self._observer, self._view, self._clock = observer, view, clock
+        self._rates, self._began = Rates(), clock.monotonic()
+        self._progress = Progress(since_seconds=self._began)
+        self._step = -1
+        self._restarts: dict[str, int] = {}
+        self.facts = Facts(
+            name=job.name,
+            phase=conditions.PHASE_PENDING,
+            started_at=started_at,
+            steps=job.spec.trainer.steps,
+        )
+        self.snapshot: LedgerSnapshot | None = None
+        self.first_weights_seconds: float | None = None
+        """From the start of the run to the first committed weights."""
+
+    async def run(self, supervisors: Mapping[str, Supervisor]) -> None:
+        """Look every second, for ever."""
+        while True:
+            await self.look(supervisors)
+            await self._clock.sleep(_EVERY_SECONDS)
+
+    async def look(self, supervisors: Mapping[str, Supervisor]) -> None:
+        """Look once."""
+        up = all(s.state in _UP for s in supervisors.values() if s.component.role == "store")
+        snapshot = await self._observer.snapshot() if up else None
+        now = self._clock.monotonic()
+        facts = self.facts
+        facts.components = {name: str(s.state) for name, s in supervisors.items()}
+        facts.restarts = {name: s.restarts for name, s in supervisors.items() if s.restarts}
+        facts.phase, facts.elapsed_seconds = _phase(supervisors), now - self._began
+        if snapshot is not None:
+            self._take_in(snapshot, supervisors, now)
+        self._note_restarts(supervisors)
+        self._conditions(supervisors)
+        self._progress_deadline(now)
+        facts.conditions = list(self._events.conditions.values())
+        self._folder.write("status.json", msgspec.to_builtins(facts))
+        self._view.update(facts)
+
+    def last(self, snapshot: LedgerSnapshot | None) -> None:
+        """The job has ended: one more look at the ledger."""
+        if snapshot is not None:
+            self.snapshot = snapshot
+            apply_snapshot(self.facts, snapshot)
+
+    def _take_in(
+        self, snapshot: LedgerSnapshot, supervisors: Mapping[str, Supervisor], now: float
+    ) -> None:
+        self.snapshot = snapshot
+        apply_snapshot(self.facts, snapshot)
+        self.facts.validation = read_scores(self._artifacts, snapshot.validation)
+        self.facts.validation_running = _validation_running(snapshot)
+        self.facts.eta_seconds = self._rates.eta_seconds(now, snapshot.step, self.facts.steps)
+        self.facts.tokens_per_second = self._rates.tokens_per_second(now, _tokens(snapshot))
+        self._progress = self._progress.seen(snapshot.progress, now)
+        if self.first_weights_seconds is None and snapshot.policy.version is not None:
+            self.first_weights_seconds = now - self._began
+        if snapshot.step > self._step:
+            self._step = snapshot.step
+            for supervisor in supervisors.values():
+                supervisor.committed()
+
+    def _note_restarts(self, supervisors: Mapping[str, Supervisor]) -> None:
+        for name, supervisor in supervisors.items():
+            if supervisor.restarts > self._restarts.get(name, 0):
+                self._restarts[name] = supervisor.restarts
+                self._view.note(
+                    f"{name} ended unexpectedly ({supervisor.last_end}); it is started again"
+                )
+
+    def _conditions(self, supervisors: Mapping[str, Supervisor]) -> None:
+        for kind, roles in _CONDITION_ROLES.items():
+            mine = [s for s in supervisors.values() if s.component.role in roles]
+            down = [f"{s.name} is {s.state}" for s in mine if s.state not in _UP]
+            crashed = any(s.state is State.BACKING_OFF for s in mine)
+            reason = (
+                conditions.REASON_READY
+                if not down
+                else conditions.REASON_CRASHED
+                if crashed
+                else conditions.REASON_STARTING
+            )
+            self._events.condition(kind, not down, reason, ", ".join(down))
+
+    def _progress_deadline(self, now: float) -> None:
+        seconds = self._job.spec.lifecycle.progress_deadline_seconds
+        if not self._progress.stalled(now, seconds):
+            self._events.condition(conditions.PROGRESSING, True, "Progress")
+            self.facts.message = ""
+            return
+        reports = self.snapshot.reports if self.snapshot else {}
+        told = {
+            name: Told(report.waiting_for, report.age_seconds) for name, report in reports.items()
+        }
+        self.facts.message = f"no progress for {now - self._progress.since_seconds:.0f} s: {blame(self.facts.components, told)}"
+        if self._events.condition(
+            conditions.PROGRESSING, False, conditions.REASON_PROGRESS_DEADLINE, self.facts.message
+        ):
+            self._view.note(self.facts.message)
+
+
+def _phase(supervisors: Mapping[str, Supervisor]) -> str:
+    preparing = any(
+        s.state is not State.DONE for s in supervisors.values() if s.component.role == "prepare"
+    )
+    return conditions.PHASE_PREPARING if preparing else conditions.PHASE_RUNNING
+
+
+def _tokens(snapshot: LedgerSnapshot) -> float:
+    """Action tokens sampled so far, as the workers report them."""
+    values = (
+        report.facts.get("action_tokens", 0)
+        for name, report in snapshot.reports.items()
+        if name.startswith("worker")
+    )
+    return sum(value for value in values if isinstance(value, (int, float)))
+
+
+def _validation_running(snapshot: LedgerSnapshot) -> str:
+    facts = snapshot.reports["trainer"].facts if "trainer" in snapshot.reports else {}
+    done, total = facts.get("validation_done"), facts.get("validation_total")
+    return (
+        f"{done:.0f}/{total:.0f}"
+        if isinstance(done, (int, float)) and isinstance(total, (int, float)) and total
+        else ""
+    )
+
+
+def read_scores(artifacts: Path, from_ledger: Mapping[int, float]) -> list[Score]:
+    """Validation scores, with intervals where the trainer has written them."""
+    scores = {step: Score(step, score) for step, score in from_ledger.items()}
+    for line in read_lines(artifacts / "metrics" / "validation.jsonl"):
+        scores[line["step"]] = Score(
+            line["step"], line["score"], line.get("ci_low"), line.get("ci_high")
+        )
+    return [scores[step] for step in sorted(scores)]
+
+
+def read_lines(path: Path) -> list[dict[str, float]]:
+    """Whole JSON lines of a file that is still being written; [] where there is none."""
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return []
+    return [
+        json.loads(line)
+        for line in text.splitlines(keepends=True)
+        if line.endswith("\n") and line.strip()
+    ]

@@ -1,0 +1,1 @@
+"""One decision per file, pure and table-tested."""

@@ -1,0 +1,1 @@
+"""RLJob → components: pure, the same for every driver."""

@@ -1,0 +1,207 @@
+"""The end of a run: summary.json, the table that is printed, and what the reward curve is drawn from.
+
+verdict, last snapshot, metrics/*.jsonl, audit ─► Summary ─► summary.json, table
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import RenderableType
+from rich.table import Table
+
+from rljob.ledger import LedgerSnapshot
+from rljob_operator.drivers.watch import read_lines, read_scores
+from rljob_operator.policies.verdict import Verdict
+from rljob_operator.view.facts import Score, number_text, seconds_text
+
+
+class AuditNumbers(msgspec.Struct, frozen=True, kw_only=True):
+    """What the audit found: all zero and empty is clean."""
+
+    lost: int
+    trained_twice: int
+    rerun: int = 0
+    ok: bool = True
+
+
+class Summary(msgspec.Struct, kw_only=True):
+    """summary.json. null where the run did not get so far."""
+
+    name: str
+    phase: str
+    reason: str
+    message: str
+    steps: int
+    """Trained and committed."""
+    steps_wanted: int
+    validation_first: float | None
+    validation_first_interval: tuple[float, float] | None
+    """95 %."""
+    validation_last: float | None
+    validation_last_interval: tuple[float, float] | None
+    validation_last_step: int | None
+    episodes_completed: int
+    episodes_failed: int
+    """Attempts that ended in an infrastructure failure."""
+    completion_rate: float | None
+    """Completed ÷ (completed + failed)."""
+    mean_turns: float | None
+    reward_first: float | None
+    reward_last: float | None
+    """Mean reward of the first and the last batch."""
+    lost: int | None
+    trained_twice: int | None
+    rerun: int | None
+    max_staleness: int | None
+    wall_seconds: float
+    trainer_seconds: float
+    """Spent by the last trainer process on training, publishing and checkpoints."""
+    waiting_for_rollouts_seconds: float
+    """Spent by the last trainer process on waiting for episodes."""
+    starting_seconds: float
+    """From the start of the run to the first committed weights."""
+    restarts: dict[str, int]
+    folder: str
+
+
+def build(
+    verdict: Verdict,
+    *,
+    name: str,
+    steps_wanted: int,
+    folder: Path,
+    artifacts: Path,
+    snapshot: LedgerSnapshot | None,
+    audit: AuditNumbers | None,
+    wall_seconds: float,
+    starting_seconds: float,
+    restarts: dict[str, int],
+) -> Summary:
+    """Everything known at the end."""
+    steps = read_lines(artifacts / "metrics" / "steps.jsonl")
+    scores = read_scores(artifacts, snapshot.validation if snapshot else {})
+    counts = snapshot.counts if snapshot else {}
+    completed, failed = counts.get("completed", 0), counts.get("failed", 0)
+    seconds = _trainer_seconds(snapshot)
+    first, last = (scores[0], scores[-1]) if scores else (None, None)
+    return Summary(
+        name=name,
+        phase=verdict.phase,
+        reason=verdict.reason,
+        message=verdict.message,
+        steps=snapshot.step if snapshot else len(steps),
+        steps_wanted=steps_wanted,
+        validation_first=first.score if first else None,
+        validation_first_interval=_interval(first),
+        validation_last=last.score if last else None,
+        validation_last_interval=_interval(last),
+        validation_last_step=last.step if last else None,
+        episodes_completed=completed,
+        episodes_failed=failed,
+        completion_rate=completed / (completed + failed) if completed + failed else None,
+        mean_turns=_mean(steps, "turns_mean"),
+        reward_first=steps[0]["reward_mean"] if steps else None,
+        reward_last=steps[-1]["reward_mean"] if steps else None,
+        lost=audit.lost if audit else None,
+        trained_twice=audit.trained_twice if audit else None,
+        rerun=audit.rerun if audit else None,
+        max_staleness=max((int(line["staleness_max"]) for line in steps), default=None),
+        wall_seconds=round(wall_seconds, 1),
+        trainer_seconds=round(
+            sum(seconds.get(key, 0.0) for key in ("training", "publishing", "checkpoint")), 1
+        ),
+        waiting_for_rollouts_seconds=round(seconds.get("waiting", 0.0), 1),
+        starting_seconds=round(starting_seconds, 1),
+        restarts=restarts,
+        folder=str(folder),
+    )
+
+
+def _interval(score: Score | None) -> tuple[float, float] | None:
+    return (
+        (score.low, score.high)
+        if score and score.low is not None and score.high is not None
+        else None
+    )
+
+
+def _trainer_seconds(snapshot: LedgerSnapshot | None) -> dict[str, float]:
+    """What the trainer reports as `seconds_…`, without the prefix."""
+    report = snapshot.reports.get("trainer") if snapshot else None
+    facts = report.facts if report else {}
+    return {
+        key.removeprefix("seconds_"): float(value)
+        for key, value in facts.items()
+        if key.startswith("seconds_")
+    }
+
+
+def _mean(lines: Sequence[dict[str, float]], key: str) -> float | None:
+    """Mean of a per-step value, weighted by the step's episodes."""
+    weight = sum(line["episodes"] for line in lines)
+    return sum(line[key] * line["episodes"] for line in lines) / weight if weight else None
+
+
+def table(summary: Summary) -> RenderableType:
+    """The summary for people."""
+    grid = Table(
+        title=f"{summary.name}: {summary.phase}",
+        title_justify="left",
+        show_header=False,
+        box=None,
+        padding=(0, 2),
+    )
+    grid.add_column(style="cyan")
+    grid.add_column()
+    for key, value in rows(summary):
+        grid.add_row(key, value)
+    return grid
+
+
+def rows(summary: Summary) -> list[tuple[str, str]]:
+    """The lines of the table."""
+    found = [("steps", f"{summary.steps} of {summary.steps_wanted}")]
+    if summary.message and summary.phase != "Succeeded":
+        found.append(("why", summary.message))
+    found += [
+        ("validation, first", _score(summary.validation_first, summary.validation_first_interval)),
+        ("validation, last", _score(summary.validation_last, summary.validation_last_interval)),
+        ("reward", f"{number_text(summary.reward_first)} → {number_text(summary.reward_last)}"),
+        (
+            "episodes",
+            f"{summary.episodes_completed} completed, {summary.episodes_failed} failed attempts",
+        ),
+        (
+            "completion rate",
+            "–" if summary.completion_rate is None else f"{summary.completion_rate:.1%}",
+        ),
+        ("mean turns", number_text(summary.mean_turns, 1)),
+        ("staleness, max", number_text(summary.max_staleness, 0)),
+        ("lost / trained twice", f"{_count(summary.lost)} / {_count(summary.trained_twice)}"),
+        ("time", _times(summary)),
+    ]
+    if summary.restarts:
+        found.append(
+            ("restarts", ", ".join(f"{name} {count}" for name, count in summary.restarts.items()))
+        )
+    return [*found, ("folder", summary.folder)]
+
+
+def _score(score: float | None, interval: tuple[float, float] | None) -> str:
+    return number_text(score) + (
+        f" (95 %: {interval[0]:.2f} – {interval[1]:.2f})" if interval else ""
+    )
+
+
+def _count(value: int | None) -> str:
+    return "not audited" if value is None else str(value)
+
+
+def _times(summary: Summary) -> str:
+    return (
+        f"{seconds_text(summary.wall_seconds)} in all: {seconds_text(summary.starting_seconds)} until the first weights, "
+        f"trainer busy {seconds_text(summary.trainer_seconds)}, waiting for rollouts {seconds_text(summary.waiting_for_rollouts_seconds)}"
+    )

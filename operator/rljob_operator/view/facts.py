@@ -1,0 +1,116 @@
+"""What the live view, the plain lines and `rljob status` show: one record, made from a ledger snapshot and component states."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from rljob.ledger.types import LedgerSnapshot
+
+
+class Score(msgspec.Struct, frozen=True):
+    """One validation result; the interval is 95 %."""
+
+    step: int
+    score: float
+    low: float | None = None
+    high: float | None = None
+
+
+class Facts(msgspec.Struct, kw_only=True):
+    """A job at one moment. Absent values are not known yet."""
+
+    name: str
+    phase: str
+    message: str = ""
+    started_at: float
+    """Seconds since the epoch."""
+    elapsed_seconds: float = 0.0
+    step: int = 0
+    steps: int
+    eta_seconds: float | None = None
+    policy_version: str = ""
+    reward_mean: float | None = None
+    """Of the last batch; before the first, of recent completions."""
+    validation: list[Score] = []
+    validation_running: str = ""
+    """`37/100` while a validation run is open."""
+    running: int = 0
+    completed: int = 0
+    failed: int = 0
+    """Attempts that ended in an infrastructure failure."""
+    turns_mean: float | None = None
+    staleness_mean: float | None = None
+    staleness_max: float | None = None
+    tokens_per_second: float | None = None
+    ready_groups: int = 0
+    backlog: int = 0
+    """Completions in the stream that are not archived yet."""
+    waiting: dict[str, str] = {}
+    """Component → what it says it waits for."""
+    components: dict[str, str] = {}
+    """Component → state."""
+    restarts: dict[str, int] = {}
+    conditions: list[dict[str, str | float]] = []
+
+
+class Rates:
+    """Speeds out of counters: steps for the ETA, tokens for tokens per second."""
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[float, int]] = deque(maxlen=16)
+        self._tokens: deque[tuple[float, float]] = deque(maxlen=30)
+
+    def eta_seconds(self, now_seconds: float, step: int, steps: int) -> float | None:
+        """Seconds until `steps`, by the pace of the last steps; None before two are known."""
+        if not self._steps or self._steps[-1][1] != step:
+            self._steps.append((now_seconds, step))
+        (first_time, first), (last_time, last) = self._steps[0], self._steps[-1]
+        if last <= first:
+            return None
+        pace = (last_time - first_time) / (last - first)
+        return max(0.0, (steps - step) * pace - (now_seconds - last_time))
+
+    def tokens_per_second(self, now_seconds: float, tokens: float) -> float | None:
+        """Speed over about the last 30 looks; None at the first."""
+        if self._tokens and tokens < self._tokens[-1][1]:  # a worker restarted and counts anew
+            self._tokens.clear()
+        self._tokens.append((now_seconds, tokens))
+        (first_time, first), (last_time, last) = self._tokens[0], self._tokens[-1]
+        return (last - first) / (last_time - first_time) if last_time > first_time else None
+
+
+def apply_snapshot(facts: Facts, snapshot: LedgerSnapshot) -> None:
+    """Copy what the ledger knows into `facts`."""
+    counts = snapshot.counts
+    facts.step = snapshot.step
+    facts.policy_version = str(snapshot.policy.version) if snapshot.policy.version else ""
+    facts.reward_mean = snapshot.reward_mean
+    facts.running, facts.completed = counts.get("running", 0), counts.get("completed", 0)
+    facts.failed, facts.ready_groups = counts.get("failed", 0), counts.get("ready_groups", 0)
+    facts.turns_mean = snapshot.turns_recent
+    facts.staleness_mean, facts.staleness_max = (
+        snapshot.staleness.get("mean"),
+        snapshot.staleness.get("max"),
+    )
+    facts.backlog = snapshot.stream_entries
+    facts.waiting = {
+        name: report.waiting_for
+        for name, report in sorted(snapshot.reports.items())
+        if report.waiting_for
+    }
+
+
+def seconds_text(seconds: float | None) -> str:
+    """`1:05` or `2:03:10`; `–` where not known."""
+    if seconds is None:
+        return "–"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def number_text(value: float | None, digits: int = 2) -> str:
+    """A rounded number; `–` where not known."""
+    return "–" if value is None else f"{value:.{digits}f}"
