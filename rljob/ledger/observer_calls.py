@@ -75,6 +75,6 @@ def _dead_letter(entry: str, fields: dict[bytes, bytes]) -> DeadLetter:
     return DeadLetter(id=entry, group=group, episode=episode, reason=reason, evidence=evidence, time=seconds)
 
 
-def _set_bits(bitmap: str | bytes) -> list[int]:
-    data = bitmap.encode() if isinstance(bitmap, str) else bitmap
+def _set_bits(bitmap: str) -> list[int]:
+    data = bytes.fromhex(bitmap)
     return [8 * i + bit for i, byte in enumerate(data) if byte for bit in range(8) if byte & (0x80 >> bit)]

@@ -1,0 +1,53 @@
+-- ARGV: worker, boot, episode, attempt, payload, reward, oldest n, newest n, turns, info (JSON) -> accepted | already_done.
+-- The one call whose first write takes memory: when the store is full it is refused whole, and the worker keeps its payload.
+local worker, boot, e, attempt = ARGV[1], ARGV[2], parse(ARGV[3]), tonumber(ARGV[4])
+local reward, lo, hi, turns = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+local m = load(e)
+if not e.training and not m then
+  -- A run that lost its leases (asynchronous fail-over) still knows its size.
+  local v = redis.call('HMGET', e.run, 'rows', 'samples')
+  if v[1] and e.row < tonumber(v[1]) and e.sample < tonumber(v[2]) then m = {f = 0, l = 0} end
+end
+if not m or m.s == 'x' then return cmsgpack.pack('already_done') end
+if m.s == 'd' then
+  return cmsgpack.pack((m.c == attempt and m.w == worker and m.b == boot) and 'accepted' or 'already_done')
+end
+
+local stream = e.training and STREAM or (e.run .. ':stream')
+m.x = redis.call('XADD', stream, '*', 'e', e.id, 'a', attempt, 'i', ARGV[10], 'p', ARGV[5])
+m.s, m.c, m.w, m.b, m.r, m.lo, m.hi = 'd', attempt, worker, boot, reward, lo, hi
+leave_queues(e)
+save(e, m)
+progress()
+
+local function finish_group()
+  local list = members(e.group)
+  local same = true
+  for _, other in ipairs(list) do same = same and other.r == list[1].r end
+  redis.call('ZREM', RUNNING, e.group)
+  if not (same and rule('zero_variance') == 'drop') then return make_ready(e.group) end
+  -- Without a spread of rewards the group teaches nothing; the next index takes its place.
+  forget(e.group)
+  redis.call('HDEL', EVICTIONS, e.index)
+  redis.call('SETBIT', P .. 'dropped_rows', e.index, 1)
+  count('dropped')
+end
+local function moving(field, value)
+  local old = tonumber(redis.call('HGET', STATE, field) or value)
+  set(field, old + (value - old) * 0.04)
+end
+if e.training then
+  count('completed')
+  redis.call('HINCRBY', STATE, 'open', -1)
+  moving('reward_recent', reward)
+  moving('turns_recent', turns)
+  if redis.call('HINCRBY', e.key, 'done', 1) == rule('group_size') then finish_group() end
+else
+  count('validated')
+  local v = redis.call('HMGET', e.run, 'sum', 'lo', 'hi')
+  local oldest, newest = tonumber(v[2]), tonumber(v[3])
+  if lo >= 0 then oldest = oldest < 0 and lo or math.min(oldest, lo) end
+  redis.call('HSET', e.run, 'sum', tonumber(v[1]) + reward, 'lo', oldest, 'hi', math.max(newest, hi))
+  redis.call('HINCRBY', e.run, 'done', 1)
+end
+return cmsgpack.pack('accepted')

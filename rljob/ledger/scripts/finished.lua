@@ -1,0 +1,2 @@
+-- -> phase | "".
+return cmsgpack.pack(redis.call('HGET', STATE, 'phase') or '')

@@ -1,0 +1,4 @@
+-- ARGV: worker, boot, version ("" none) -> nil.
+permit()
+redis.call('HSET', register(ARGV[1], ARGV[2]), 'held', ARGV[3])
+return nil
