@@ -16,7 +16,12 @@ from rljob.errors import ManifestError
 
 Group = Literal["rljob.tasks", "rljob.agents", "rljob.tools", "rljob.rewards"]
 
-KINDS: dict[str, str] = {"rljob.tasks": "task type", "rljob.agents": "agent", "rljob.tools": "tool", "rljob.rewards": "reward"}
+KINDS: dict[str, str] = {
+    "rljob.tasks": "task type",
+    "rljob.agents": "agent",
+    "rljob.tools": "tool",
+    "rljob.rewards": "reward",
+}
 
 
 def names(group: Group) -> list[str]:
@@ -37,10 +42,14 @@ def resolve(group: Group, name: str, search_path: str = "", *, where: str = "") 
         ManifestError: unknown name (close matches are suggested), or a module that does not import.
     """
     where = where or KINDS[group]
-    return _import(group, name, search_path, where) if ":" in name else _installed(group, name, where)
+    return (
+        _import(group, name, search_path, where) if ":" in name else _installed(group, name, where)
+    )
 
 
-def build(group: Group, name: str, options: dict[str, Any], search_path: str = "", *, where: str = "") -> Any:
+def build(
+    group: Group, name: str, options: dict[str, Any], search_path: str = "", *, where: str = ""
+) -> Any:
     """Resolve `name` and construct it with its options.
 
     Raises:
@@ -50,7 +59,11 @@ def build(group: Group, name: str, options: dict[str, Any], search_path: str = "
     try:
         return factory(**options)
     except (TypeError, ValueError) as error:
-        raise ManifestError(f"{where or KINDS[group]}.options", f"{name} refuses its options: {error}", "see its constructor") from error
+        raise ManifestError(
+            f"{where or KINDS[group]}.options",
+            f"{name} refuses its options: {error}",
+            "see its constructor",
+        ) from error
 
 
 def _installed(group: Group, name: str, where: str) -> Any:
@@ -58,12 +71,20 @@ def _installed(group: Group, name: str, where: str) -> Any:
     if not found:
         known = names(group)
         close = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known) or 'none'}; or give an import path module:attribute"
+        hint = (
+            f"did you mean {close[0]}?"
+            if close
+            else f"known: {', '.join(known) or 'none'}; or give an import path module:attribute"
+        )
         raise ManifestError(where, f"unknown {KINDS[group]} {name!r}", hint)
     try:
         return found[0].load()
     except Exception as error:  # noqa: BLE001 - boundary: any error of a plugin's import is the user's to read
-        raise ManifestError(where, f"{KINDS[group]} {name!r} does not import: {_describe(error)}", f"it is {found[0].value}") from error
+        raise ManifestError(
+            where,
+            f"{KINDS[group]} {name!r} does not import: {_describe(error)}",
+            f"it is {found[0].value}",
+        ) from error
 
 
 def _import(group: Group, name: str, search_path: str, where: str) -> Any:
@@ -73,13 +94,25 @@ def _import(group: Group, name: str, search_path: str, where: str) -> Any:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         fix = f"looked in {search_path or 'the installed packages'} first"
-        raise ManifestError(where, f"{KINDS[group]} {name!r}: no module {error.name!r}", fix) from error
+        raise ManifestError(
+            where, f"{KINDS[group]} {name!r}: no module {error.name!r}", fix
+        ) from error
     except Exception as error:  # noqa: BLE001 - boundary: as above
-        raise ManifestError(where, f"{KINDS[group]} {name!r} does not import: {_describe(error)}", "fix the module") from error
+        raise ManifestError(
+            where, f"{KINDS[group]} {name!r} does not import: {_describe(error)}", "fix the module"
+        ) from error
     if not hasattr(module, attribute):
-        public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        public = [
+            key
+            for key, value in vars(module).items()
+            if callable(value) and not key.startswith("_")
+        ]
         close = difflib.get_close_matches(attribute, public, n=1)
-        raise ManifestError(where, f"{module_name} has no {attribute!r}", f"did you mean {close[0]}?" if close else f"it has {', '.join(public)}")
+        raise ManifestError(
+            where,
+            f"{module_name} has no {attribute!r}",
+            f"did you mean {close[0]}?" if close else f"it has {', '.join(public)}",
+        )
     return getattr(module, attribute)
 
 

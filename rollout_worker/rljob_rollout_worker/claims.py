@@ -38,7 +38,13 @@ class Broker(Protocol):
     """What of `rljob.sandbox_client.SandboxClient` the worker uses."""
 
     async def acquire(
-        self, pool: str, *, image: str | None, env: Mapping[str, str] | None, ttl_seconds: float, timeout: float
+        self,
+        pool: str,
+        *,
+        image: str | None,
+        env: Mapping[str, str] | None,
+        ttl_seconds: float,
+        timeout: float,
     ) -> Box:
         """Claim a sandbox. Raises DeadlineError, ManifestError, SandboxError."""
         ...
@@ -71,13 +77,21 @@ class Claims:
     async def recover(self) -> int:
         """Give back what an earlier start of this worker held; how many those were."""
         found = self._journal.read_text().split() if self._journal.exists() else []
-        left = {name[1:] for name in found if name.startswith("+")} - {name[1:] for name in found if name.startswith("-")}
+        left = {name[1:] for name in found if name.startswith("+")} - {
+            name[1:] for name in found if name.startswith("-")
+        }
         await asyncio.gather(*(self._broker.release_claim(claim, broken=True) for claim in left))
         self._journal.write_text("")
         return len(left)
 
     async def acquire(
-        self, pool: str, *, image: str | None, env: Mapping[str, str], ttl_seconds: float, timeout: float
+        self,
+        pool: str,
+        *,
+        image: str | None,
+        env: Mapping[str, str],
+        ttl_seconds: float,
+        timeout: float,
     ) -> Box:
         """Claim a sandbox; a caller that is cancelled meanwhile leaves nothing claimed.
 
@@ -89,7 +103,11 @@ class Claims:
         while True:
             left = end - loop.time()
             request = self._broker.acquire(
-                pool, image=image, env=env, ttl_seconds=ttl_seconds, timeout=max(min(left, CLAIM_SLICE_SECONDS), 0.1)
+                pool,
+                image=image,
+                env=env,
+                ttl_seconds=ttl_seconds,
+                timeout=max(min(left, CLAIM_SLICE_SECONDS), 0.1),
             )
             task = asyncio.ensure_future(request)
             try:

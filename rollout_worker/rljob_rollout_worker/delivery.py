@@ -124,9 +124,7 @@ class Delivery:
         answer = await self._insist(
             lambda: self._ledger.complete(*self._me, episode, attempt, payload, info)
         )
-        await self._log.append(
-            msgspec.structs.replace(line, time=self._clock.now(), answer=answer)
-        )
+        await self._log.append(msgspec.structs.replace(line, time=self._clock.now(), answer=answer))
         count_completion(trajectory, answer)
         return answer
 

@@ -35,16 +35,26 @@ class EngineClock:
         self._clock, self._is_ready = clock, is_ready
         self._seconds, self._last = 0.0, clock.monotonic()
         self._was_ready = is_ready()
+        self._away_since = None if self._was_ready else self._last
 
     def seconds(self) -> float:
         """Engine seconds since the start; only differences mean anything."""
         self._advance()
         return self._seconds
 
+    def away_seconds(self) -> float:
+        """How long no engine has been ready; 0 while one is."""
+        self._advance()
+        return 0.0 if self._away_since is None else self._last - self._away_since
+
     def _advance(self) -> None:
         now, ready = self._clock.monotonic(), self._is_ready()
         if ready and self._was_ready:
             self._seconds += now - self._last
+        if ready:
+            self._away_since = None
+        elif self._away_since is None:
+            self._away_since = now
         self._last, self._was_ready = now, ready
 
     async def tick_loop(self) -> None:

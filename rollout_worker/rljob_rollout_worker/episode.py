@@ -134,9 +134,18 @@ class Episode:
     async def acquire(self) -> None:
         """Claim a sandbox. Raises InfraError, UserError."""
         deadlines, plan = self._world.deadlines, self._plan
-        ttl = deadlines.setup_seconds + deadlines.run_seconds + deadlines.reward_seconds + TTL_SLACK_SECONDS
+        ttl = (
+            deadlines.setup_seconds
+            + deadlines.run_seconds
+            + deadlines.reward_seconds
+            + TTL_SLACK_SECONDS
+        )
         self._box = await self._world.claims.acquire(
-            plan.pool, image=plan.image, env=plan.env, ttl_seconds=ttl, timeout=deadlines.acquire_seconds
+            plan.pool,
+            image=plan.image,
+            env=plan.env,
+            ttl_seconds=ttl,
+            timeout=deadlines.acquire_seconds,
         )
         self._box_id = self._box_id or self._box.id
 
@@ -242,7 +251,9 @@ class Episode:
 
     async def _run_agent(self, chat: WatchedChat, box: WatchedSandbox) -> AgentResult:
         bench = self._ticket.bench
-        context = AgentContext(chat=chat, box=box, tools=bench.tools(), max_turns=self._plan.max_turns)
+        context = AgentContext(
+            chat=chat, box=box, tools=bench.tools(), max_turns=self._plan.max_turns
+        )
         try:
             run = bench.agent().run(context, self._messages)
             return await self._world.engine_clock.within(self._world.deadlines.run_seconds, run)
@@ -250,7 +261,9 @@ class Episode:
             return chat.cut_off("timeout")
         except SandboxError as error:
             box.lost = error
-            return chat.cut_off("completed")  # `run` decides what the death of the sandbox makes of it
+            return chat.cut_off(
+                "completed"
+            )  # `run` decides what the death of the sandbox makes of it
         except (InfraError, FencedError, UserError):
             raise
         except Exception as error:  # boundary: the agent's and the tools' own code  # noqa: BLE001
@@ -278,7 +291,12 @@ class Episode:
             # the verifier may have stumbled over what the model left behind, so it costs the episode its reward; a bug
             # shows as many of these with the same error
             result.outcome = "agent_error"
-            _log.error("reward_error", episode=str(self._ticket.episode), task=self._ticket.bench.name, error=_one_line(error))
+            _log.error(
+                "reward_error",
+                episode=str(self._ticket.episode),
+                task=self._ticket.bench.name,
+                error=_one_line(error),
+            )
 
     def _session_spec(self) -> SessionSpec:
         ticket, world = self._ticket, self._world

@@ -120,7 +120,9 @@ class Pipeline:
     ) -> None:
         self._ledger, self._delivery, self._make_episode = ledger, delivery, make_episode
         self._current, self._limits, self._identity, self._clock = current, limits, identity, clock
-        self._slots = {name: Slots(getattr(limits, name)) for name in ("acquire", "setup", "run", "reward")}
+        self._slots = {
+            name: Slots(getattr(limits, name)) for name in ("acquire", "setup", "run", "reward")
+        }
         self._ahead = Slots(limits.ahead)
         self._seconds = {name: getattr(seconds, name) for name in seconds.__struct_fields__}
         self._open: dict[tuple[EpisodeId, int], Attempt] = {}
@@ -179,7 +181,9 @@ class Pipeline:
         self.finished = reply.reason == "finished"
         if self.gate is not None:
             self.gate.nothing_to_lease = not reply.leases
-        return 0.0 if reply.leases else min(max(reply.retry_after_seconds, 0.02), LONGEST_NAP_SECONDS)
+        return (
+            0.0 if reply.leases else min(max(reply.retry_after_seconds, 0.02), LONGEST_NAP_SECONDS)
+        )
 
     def _store_lost(self, error: StoreError) -> float:
         now = self._clock.monotonic()
@@ -206,7 +210,9 @@ class Pipeline:
             return
         self._open[attempt.key] = attempt
         telemetry.ATTEMPTS.inc(answer="leased")
-        attempt.task = asyncio.create_task(self._flow(attempt), name=f"episode-{lease.episode}.{lease.attempt}")
+        attempt.task = asyncio.create_task(
+            self._flow(attempt), name=f"episode-{lease.episode}.{lease.attempt}"
+        )
         attempt.task.add_done_callback(lambda task: self._ended(attempt, task))
 
     def _ended(self, attempt: Attempt, task: asyncio.Task[None]) -> None:
@@ -254,7 +260,9 @@ class Pipeline:
         attempt.stage = "reward"
         if episode.wants_fresh_sandbox:
             # most urgent of all: a group waits for this last step
-            await self._stage("acquire", attempt, episode, (-1, urgency[1]), episode.acquire, name="reward")
+            await self._stage(
+                "acquire", attempt, episode, (-1, urgency[1]), episode.acquire, name="reward"
+            )
         await self._stage("reward", attempt, episode, urgency, episode.reward)
         return episode.trajectory()
 
@@ -306,6 +314,10 @@ class Pipeline:
         chosen = list(attempts)
         await self.drop(chosen)
         await self._delivery.release([attempt.key for attempt in chosen])
+
+    async def hand_back_sampling(self) -> None:
+        """Hand back the training attempts that the model has not finished with."""
+        await self.hand_back(a for a in self.attempts if a.may_sample and not a.lease.validation)
 
     async def drain(self, seconds: float, is_hopeless: Callable[[], bool]) -> None:
         """Lease no more, finish what ends within `seconds` (while it is not hopeless), hand back the rest."""

@@ -39,7 +39,9 @@ def load_manifest(artifacts: Path) -> PreparedManifest:
     try:
         return msgspec.json.decode(path.read_bytes(), type=PreparedManifest)
     except FileNotFoundError:
-        raise DataError(str(path), "is missing: nothing was prepared", "run the prepare component first") from None
+        raise DataError(
+            str(path), "is missing: nothing was prepared", "run the prepare component first"
+        ) from None
     except msgspec.DecodeError as error:
         raise DataError(str(path), f"does not decode: {error}", "prepare again") from None
 
@@ -51,14 +53,24 @@ class Rows:
         try:
             data = path.read_bytes()
         except OSError as error:
-            raise DataError(str(path), f"cannot be read: {error.strerror}", "prepare again") from None
+            raise DataError(
+                str(path), f"cannot be read: {error.strerror}", "prepare again"
+            ) from None
         found = hashlib.sha256(data).hexdigest()
         if found != info.sha256:
-            raise DataError(str(path), f"has hash {found[:12]}, prepared was {info.sha256[:12]}", "the rows of a job never change: prepare again")
+            raise DataError(
+                str(path),
+                f"has hash {found[:12]}, prepared was {info.sha256[:12]}",
+                "the rows of a job never change: prepare again",
+            )
         self._path, self.sha256 = path, info.sha256
         self._lines = [line for line in data.splitlines() if line.strip()]
         if len(self._lines) != info.rows or not self._lines:
-            raise DataError(str(path), f"has {len(self._lines)} rows, prepared were {info.rows}", "prepare again")
+            raise DataError(
+                str(path),
+                f"has {len(self._lines)} rows, prepared were {info.rows}",
+                "prepare again",
+            )
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -68,7 +80,9 @@ class Rows:
         try:
             return msgspec.json.decode(self._lines[position], type=Row)
         except msgspec.DecodeError as error:
-            raise DataError(f"{self._path}:{position + 1}", str(error), "fix the row and prepare again") from None
+            raise DataError(
+                f"{self._path}:{position + 1}", str(error), "fix the row and prepare again"
+            ) from None
 
     def row_hash(self, position: int) -> str:
         """First 16 hex digits of the SHA-256 of the prepared line, which is the row's canonical JSON."""
@@ -87,13 +101,17 @@ class Prompts:
         manifest = load_manifest(artifacts)
         folder = artifacts / PREPARED
         self.train = Rows(folder / "train.jsonl", manifest.train)
-        self.validation = Rows(folder / "validation.jsonl", manifest.validation) if manifest.validation else None
+        self.validation = (
+            Rows(folder / "validation.jsonl", manifest.validation) if manifest.validation else None
+        )
         self._seed = seed
 
     def locate(self, row_index: int, *, validation: bool) -> tuple[Rows, int]:
         """The split and the line that an index means. Raises DataError where the split has no such row."""
         if not validation:
-            return self.train, train_position(self._seed, self.train.sha256, len(self.train), row_index)
+            return self.train, train_position(
+                self._seed, self.train.sha256, len(self.train), row_index
+            )
         if self.validation is None or not 0 <= row_index < len(self.validation):
             raise DataError("validation.jsonl", f"has no row {row_index}", "prepare again")
         return self.validation, row_index
@@ -105,7 +123,9 @@ def train_position(seed: int, data_hash: str, num_rows: int, index: int) -> int:
     return _permutation(seed, data_hash, num_rows, epoch)[place]
 
 
-@functools.lru_cache(maxsize=4)  # groups in flight span two epochs at most, and a few spare cost little
+@functools.lru_cache(
+    maxsize=4
+)  # groups in flight span two epochs at most, and a few spare cost little
 def _permutation(seed: int, data_hash: str, num_rows: int, epoch: int) -> list[int]:
     order = list(range(num_rows))
     # a string seed is hashed with SHA-512 by `random`, the same on every machine and Python version

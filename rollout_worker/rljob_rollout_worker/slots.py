@@ -38,7 +38,9 @@ class Slots:
         try:
             await future
         except asyncio.CancelledError:
-            if future.done() and not future.cancelled():  # granted in the very moment of the cancellation
+            if (
+                future.done() and not future.cancelled()
+            ):  # granted in the very moment of the cancellation
                 self.leave()
             raise
 

@@ -20,7 +20,9 @@ class WatchedChat:
         self._messages: Sequence[Message] = []
         self._reply: Message | None = None
 
-    async def complete(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> ChatReply:
+    async def complete(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> ChatReply:
         """See `rljob.task_config.Chat.complete`."""
         reply = await self._chat.complete(messages, tools)
         self.turns += 1
@@ -31,7 +33,9 @@ class WatchedChat:
     def cut_off(self, outcome: Outcome) -> AgentResult:
         """The result of an agent that did not get to give one."""
         messages = [*self._messages, *([self._reply] if self._reply else [])]
-        return AgentResult(outcome=outcome, turns=self.turns, tool_calls=self.tool_calls, messages=messages)
+        return AgentResult(
+            outcome=outcome, turns=self.turns, tool_calls=self.tool_calls, messages=messages
+        )
 
 
 class WatchedSandbox:
@@ -55,7 +59,12 @@ class WatchedSandbox:
         """See `rljob.sandbox.Sandbox.exec`."""
         with self:
             return await self._box.exec(
-                command, cwd=cwd, env=env, stdin=stdin, timeout=timeout, max_output_bytes=max_output_bytes
+                command,
+                cwd=cwd,
+                env=env,
+                stdin=stdin,
+                timeout=timeout,
+                max_output_bytes=max_output_bytes,
             )
 
     async def read_file(self, path: str, *, max_bytes: int = 10_000_000) -> bytes:

@@ -57,13 +57,21 @@ class _Conversation:
 
     def result(self, outcome: Outcome) -> AgentResult:
         return AgentResult(
-            outcome=outcome, turns=self._turns, tool_calls=self._tool_calls, answer=self._answer, messages=self._messages
+            outcome=outcome,
+            turns=self._turns,
+            tool_calls=self._tool_calls,
+            answer=self._answer,
+            messages=self._messages,
         )
 
     async def turn(self) -> Outcome | None:
         """One assistant turn and its observations; the outcome when it was the last one."""
         reply = await self._context.chat.complete(self._messages, self._schemas)
-        if reply.message.get("content") or reply.message.get("tool_calls") or not reply.context_full:
+        if (
+            reply.message.get("content")
+            or reply.message.get("tool_calls")
+            or not reply.context_full
+        ):
             self._turns += 1
             self._messages.append(reply.message)
         calls = reply.message.get("tool_calls") or []
@@ -86,8 +94,14 @@ class _Conversation:
     async def _run_calls(self, calls: list[Mapping[str, Any]]) -> bool:
         for number, call in enumerate(calls):
             allowed = number < self._max_calls
-            result = await self._run_call(call) if allowed else ToolResult(text=f"error: more than {self._max_calls} calls in a turn\n")
-            self._messages.append({"role": "tool", "tool_call_id": call.get("id", "none"), "content": result.text})
+            result = (
+                await self._run_call(call)
+                if allowed
+                else ToolResult(text=f"error: more than {self._max_calls} calls in a turn\n")
+            )
+            self._messages.append(
+                {"role": "tool", "tool_call_id": call.get("id", "none"), "content": result.text}
+            )
             if result.done:
                 self._answer = result.answer
                 return True
@@ -97,7 +111,9 @@ class _Conversation:
         function = call.get("function") or {}
         tool = self._tools.get(str(function.get("name")))
         if tool is None:
-            return ToolResult(text=f"error: no tool {function.get('name')!r}; there are {', '.join(self._tools)}\n")
+            return ToolResult(
+                text=f"error: no tool {function.get('name')!r}; there are {', '.join(self._tools)}\n"
+            )
         try:
             arguments = parse_arguments(tool, function.get("arguments"))
             self._tool_calls += 1
@@ -108,7 +124,14 @@ class _Conversation:
 
 def tool_schema(tool: Tool) -> dict[str, Any]:
     """The tool as the chat API names it."""
-    return {"type": "function", "function": {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}}
+    return {
+        "type": "function",
+        "function": {
+            "name": tool.name,
+            "description": tool.description,
+            "parameters": dict(tool.parameters),
+        },
+    }
 
 
 def parse_arguments(tool: Tool, raw: object) -> dict[str, Any]:

@@ -53,8 +53,13 @@ class ShellFiles:
         wanted = _metadata(row)
         answered = result.answer is not None and result.answer.strip() == wanted.answer.strip()
         # files are read even when the answer is wrong: the parts tell what failed
-        files_right = all([await self._reads(box, path, text) for path, text in wanted.expect.items()])
-        return Reward(value=float(answered and files_right), parts={"answer": float(answered), "files": float(files_right)})
+        files_right = all(
+            [await self._reads(box, path, text) for path, text in wanted.expect.items()]
+        )
+        return Reward(
+            value=float(answered and files_right),
+            parts={"answer": float(answered), "files": float(files_right)},
+        )
 
     async def export(self, box: Sandbox, row: Row) -> bytes:
         """See `rljob.task_config.ExportingTask.export`: the expected files as they stand."""
@@ -76,7 +81,10 @@ class ShellFiles:
     async def _text(self, box: Sandbox, path: str) -> str | None:
         try:
             return (await box.read_file(path, max_bytes=self._max_file_bytes)).decode()
-        except (OSError, ValueError):  # missing, a folder, unreadable, too large, or not UTF-8: all wrong
+        except (
+            OSError,
+            ValueError,
+        ):  # missing, a folder, unreadable, too large, or not UTF-8: all wrong
             return None
 
 
@@ -84,7 +92,9 @@ def _metadata(row: Row) -> Files:
     try:
         files = msgspec.convert(row.metadata, Files)
     except msgspec.ValidationError as error:
-        raise DataError("metadata", f"not a shell_files row: {error}", "give files, answer and expect") from None
+        raise DataError(
+            "metadata", f"not a shell_files row: {error}", "give files, answer and expect"
+        ) from None
     for path in (*files.files, *files.expect):
         _check_path("metadata", path)
     return files
@@ -92,9 +102,13 @@ def _metadata(row: Row) -> Files:
 
 def _check_path(where: str, path: str) -> None:
     if not path or ".." in PurePosixPath(path).parts or path.startswith("/"):
-        raise DataError(where, f"path {path!r} leaves the sandbox's working directory", "use a relative path")
+        raise DataError(
+            where, f"path {path!r} leaves the sandbox's working directory", "use a relative path"
+        )
 
 
-def metadata(files: Mapping[str, str], answer: str, expect: Mapping[str, str] | None = None, kind: str = "") -> dict[str, Any]:
+def metadata(
+    files: Mapping[str, str], answer: str, expect: Mapping[str, str] | None = None, kind: str = ""
+) -> dict[str, Any]:
     """Metadata of one row, as a builder of datasets writes it."""
     return {"files": dict(files), "answer": answer, "expect": dict(expect or {}), "kind": kind}

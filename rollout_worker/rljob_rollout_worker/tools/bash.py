@@ -31,15 +31,28 @@ class Bash:
         "additionalProperties": False,
     }
 
-    def __init__(self, timeout_seconds: float = 60.0, max_output_chars: int = 16_000, show_exit_code: bool = False) -> None:
+    def __init__(
+        self,
+        timeout_seconds: float = 60.0,
+        max_output_chars: int = 16_000,
+        show_exit_code: bool = False,
+    ) -> None:
         if timeout_seconds <= 0 or max_output_chars < 1:
             raise ValueError("timeout_seconds and max_output_chars must be positive")
-        self._timeout_seconds, self._max_output_chars, self._show_exit_code = timeout_seconds, max_output_chars, show_exit_code
+        self._timeout_seconds, self._max_output_chars, self._show_exit_code = (
+            timeout_seconds,
+            max_output_chars,
+            show_exit_code,
+        )
 
     async def call(self, box: Sandbox, arguments: Mapping[str, Any]) -> ToolResult:
         """See `rljob.task_config.Tool.call`."""
         # 4 bytes a character is the most UTF-8 needs; the sandbox drops the rest before it crosses the wire
-        result = await box.exec(arguments["command"], timeout=self._timeout_seconds, max_output_bytes=4 * self._max_output_chars)
+        result = await box.exec(
+            arguments["command"],
+            timeout=self._timeout_seconds,
+            max_output_bytes=4 * self._max_output_chars,
+        )
         return ToolResult(text=self._observation(result))
 
     def _observation(self, result: ExecResult) -> str:
@@ -61,4 +74,6 @@ def clip(text: str, max_chars: int) -> str:
     if len(text) <= max_chars:
         return text
     head, tail = (max_chars + 1) // 2, max_chars // 2
-    return f"{text[:head]}\n[{len(text) - max_chars} characters left out]\n{text[len(text) - tail :]}"
+    return (
+        f"{text[:head]}\n[{len(text) - max_chars} characters left out]\n{text[len(text) - tail :]}"
+    )
