@@ -64,11 +64,13 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Unique among the gateway's sessions; opening it again with the same spec gives the same session."""
     model: str = "policy"
     """What `GET /v1/models` and answers name."""
-    sampling: SessionSampling | Mapping[str, float] = SessionSampling()
+    sampling: SessionSampling = SessionSampling()
     max_context_tokens: int = 4096
     """Tokens per chain, prompt and response together."""
     turn_seconds: float = 300.0
     """Deadline of one turn; its clock stands still while the engine is not ready."""
+    ttl_seconds: float = 7200.0
+    """A session that nobody uses for so long, open or closed, is forgotten."""
 
 
 class Session(msgspec.Struct, kw_only=True):

@@ -1,0 +1,1 @@
+"""The gateway: chat completions for agents, token ids for training. Token in, token out."""

@@ -1,0 +1,1 @@
+"""Wire protocols of chat clients, one file each."""
