@@ -84,7 +84,7 @@ class Supervisor:
         self.restarts = 0
         self.last_end = ""
         self._failures_in_row = self._fenced_in_row = 0
-        self._ever_ready = self._stopping = False
+        self._ever_ready = self._late = self._stopping = False
         self._process: Process | None = None
 
     @property
@@ -145,7 +145,7 @@ class Supervisor:
         finally:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
-            self._process = None
+        self._process = None  # after a cancellation it still runs, for `stop` to end
         return Ended(
             name=self.name,
             role=self.component.role,
@@ -153,7 +153,7 @@ class Supervisor:
             may_end=self.component.kind is Kind.PREPARE
             or (code == 0 and not self._stopping and await self._may_end()),
             ever_ready=self._ever_ready,
-            late=not watch.cancelled() and watch.exception() is None and watch.result() is False,
+            late=self._late,
             failures_in_row=self._failures_in_row,
             fenced_in_row=self._fenced_in_row,
             last_lines=tuple(process.last_lines(5)),
@@ -166,7 +166,7 @@ class Supervisor:
         for path, text in launch.files.items():
             path.touch(mode=0o600)
             path.write_text(text)
-        self.state = State.STARTING
+        self.state, self._late = State.STARTING, False
         process = await Process.start(
             launch.argv,
             launch.env,
@@ -177,11 +177,11 @@ class Supervisor:
         self._events.event("started", self.name, f"pid {process.pid}")
         return process
 
-    async def _await_ready(self, process: Process) -> bool:
-        """Probe until it answers; False where the deadline passed first, and then the process is killed."""
+    async def _await_ready(self, process: Process) -> None:
+        """Probe until it answers; where the deadline passes first, the process is killed."""
         if (probe := self.component.probe) is None:
             self.state = State.RUNNING
-            return True
+            return
         host, port = self._wiring.address(self.name, probe.port)
         deadline = self._clock.monotonic() + probe.deadline_seconds
         while not await answers(probe, host, port, self._secret(probe)):
@@ -189,13 +189,13 @@ class Supervisor:
                 self._events.event(
                     "late", self.name, f"not ready within {probe.deadline_seconds:.0f} s"
                 )
+                self._late = True
                 await process.kill()
-                return False
+                return
             await self._clock.sleep(_PROBE_EVERY_SECONDS)
         self.state, self._ever_ready = State.READY, True
         self._events.event("ready", self.name, "")
         self.usable.set()
-        return True
 
     def _secret(self, probe: Probe) -> str:
         return self._wiring.fill(
