@@ -12,10 +12,16 @@ import typer
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Where runs are kept.")]
 Assignments = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="Override a key, e.g. rollout.schedule=sync. Repeatable."),
+    typer.Option(
+        "--set",
+        metavar="PATH=VALUE",
+        help="Override a key, e.g. rollout.schedule=sync. Repeatable.",
+    ),
 ]
 RunName = Annotated[str | None, typer.Argument(help="Name of the run; without it the newest.")]
-RunOption = Annotated[str | None, typer.Option("--run", help="Name of the run; without it the newest.")]
+RunOption = Annotated[
+    str | None, typer.Option("--run", help="Name of the run; without it the newest.")
+]
 Manifest = Annotated[Path, typer.Argument(help="The YAML file.")]
 
 RUNS = Path("runs")
@@ -25,20 +31,31 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     for command in (run, plan, doctor, status, logs, stop, trajectories, export):
         app.command()(command)
-    ledger = typer.Typer(help="Look at a run's ledger.", no_args_is_help=True, rich_markup_mode=None)
+    ledger = typer.Typer(
+        help="Look at a run's ledger.", no_args_is_help=True, rich_markup_mode=None
+    )
     ledger.command()(audit)
     app.add_typer(ledger, name="ledger")
 
 
 def run(
     manifest: Manifest,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run of this name where it stopped.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run of this name where it stopped.")
+    ] = False,
     assignments: Assignments = None,
     runs_dir: RunsDir = RUNS,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of the live view.")] = False,
 ) -> None:
     """Train on this machine: start every component, show what goes on, stop everything at the end."""
-    command = [sys.executable, "-m", "rljob_operator.local", str(manifest), "--runs-dir", str(runs_dir)]
+    command = [
+        sys.executable,
+        "-m",
+        "rljob_operator.local",
+        str(manifest),
+        "--runs-dir",
+        str(runs_dir),
+    ]
     command += [part for text in assignments or [] for part in ("--set", text)]
     command += ["--resume"] * resume + ["--plain"] * plain
     sys.stdout.flush()
@@ -53,7 +70,9 @@ def plan(manifest: Manifest, assignments: Assignments = None) -> None:
 
 
 def doctor(
-    manifest: Annotated[Path | None, typer.Argument(help="Also check what this manifest needs.")] = None,
+    manifest: Annotated[
+        Path | None, typer.Argument(help="Also check what this manifest needs.")
+    ] = None,
     runs_dir: RunsDir = RUNS,
 ) -> None:
     """Check what this machine has and what it lacks."""
@@ -71,8 +90,12 @@ def status(name: RunName = None, runs_dir: RunsDir = RUNS) -> None:
 
 def logs(
     component: Annotated[str | None, typer.Argument(help="E.g. trainer; without it all.")] = None,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as lines are written.")] = False,
-    lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="Last lines per component.")] = 20,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Go on as lines are written.")
+    ] = False,
+    lines: Annotated[
+        int, typer.Option("-n", "--lines", min=0, help="Last lines per component.")
+    ] = 20,
     run_name: RunOption = None,
     runs_dir: RunsDir = RUNS,
 ) -> None:
@@ -90,8 +113,12 @@ def stop(name: RunName = None, runs_dir: RunsDir = RUNS) -> None:
 
 
 def trajectories(
-    show: Annotated[str | None, typer.Option("--show", metavar="ID", help="One episode, turn by turn.")] = None,
-    step: Annotated[int | None, typer.Option("--step", min=0, help="Only those trained at this step.")] = None,
+    show: Annotated[
+        str | None, typer.Option("--show", metavar="ID", help="One episode, turn by turn.")
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option("--step", min=0, help="Only those trained at this step.")
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="How many to list.")] = 40,
     run_name: RunOption = None,
     runs_dir: RunsDir = RUNS,
@@ -103,8 +130,12 @@ def trajectories(
 
 
 def export(
-    to: Annotated[Path, typer.Option("--to", help="Folder to write; it must not exist or be empty.")],
-    version: Annotated[str | None, typer.Option("--version", help="E.g. 1-16; without it the newest.")] = None,
+    to: Annotated[
+        Path, typer.Option("--to", help="Folder to write; it must not exist or be empty.")
+    ],
+    version: Annotated[
+        str | None, typer.Option("--version", help="E.g. 1-16; without it the newest.")
+    ] = None,
     run_name: RunOption = None,
     runs_dir: RunsDir = RUNS,
 ) -> None:

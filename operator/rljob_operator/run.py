@@ -108,7 +108,7 @@ class Run:
     async def drive(self) -> int:
         """Run the job to its end; the exit code."""
         began, started_at = self._clock.monotonic(), self._clock.now()
-        self._folder.mark_running(started_at)
+        self._folder.mark_running(started_at, self._artifacts)
         self._connection_file(self._redis_url)
         self._announce()
         view = PlainView(self._say) if self._plain else LiveView(self._console)

@@ -17,7 +17,11 @@ def validate(
     manifest: Annotated[Path, typer.Argument(help="The YAML file.")],
     assignments: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Override a key, e.g. rollout.schedule=sync. Repeatable."),
+        typer.Option(
+            "--set",
+            metavar="PATH=VALUE",
+            help="Override a key, e.g. rollout.schedule=sync. Repeatable.",
+        ),
     ] = None,
 ) -> None:
     """Check a manifest: every fault with file, line and what to do about it."""

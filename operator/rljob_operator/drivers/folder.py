@@ -97,16 +97,12 @@ class RunFolder:
         for folder in (self.logs, self.store, self.root / "work", self.root / "artifacts"):
             folder.mkdir(parents=True, exist_ok=True)
 
-    def mark_running(self, started_at: float) -> None:
+    def mark_running(self, started_at: float, artifacts: Path) -> None:
         """Write run.json for this process."""
+        me = {"pid": os.getpid(), "pid_start_time": pid_start_time(os.getpid())}
         self.write(
             "run.json",
-            {
-                "name": self.name,
-                "pid": os.getpid(),
-                "pid_start_time": pid_start_time(os.getpid()),
-                "started_at": started_at,
-            },
+            {"name": self.name, **me, "started_at": started_at, "artifacts": str(artifacts)},
         )
 
     @property

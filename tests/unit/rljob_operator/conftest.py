@@ -37,7 +37,11 @@ def manifest(**spec: Any) -> dict[str, Any]:
         "model": {"source": "recipe://quickstart", "maxContextLength": 1024},
         "data": {"train": {"source": "recipe://quickstart"}},
         "tasks": [{"name": "shell", "type": "shell_files", "sandbox": {"pool": "shells"}}],
-        "rollout": {"groupSize": 4, "engine": {"kind": "simulated"}, "sampling": {"maxTokensPerTurn": 56}},
+        "rollout": {
+            "groupSize": 4,
+            "engine": {"kind": "simulated"},
+            "sampling": {"maxTokensPerTurn": 56},
+        },
         "trainer": {"backend": "simulated", "steps": 3, "groupsPerStep": 2},
         "sandboxPools": [{"name": "shells", "runtime": "simulated"}],
     }
@@ -197,7 +201,10 @@ def left_over(mark: str) -> list[str]:
         if int(entry.name) == os.getpid():
             continue
         try:
-            if str((entry / "cwd").readlink()).startswith(mark) or mark.encode() in (entry / "environ").read_bytes():
+            if (
+                str((entry / "cwd").readlink()).startswith(mark)
+                or mark.encode() in (entry / "environ").read_bytes()
+            ):
                 found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
         except OSError:
             continue

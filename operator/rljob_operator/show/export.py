@@ -1,0 +1,43 @@
+"""`rljob export`: a published version, verified file by file, as a directory that vLLM serves."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rljob.errors import CorruptError, MachineError
+from rljob.ids import PolicyVersion
+from rljob.weights import MANIFEST, WeightStore
+from rljob_operator.show.runs import artifacts_of, find, unknown
+
+
+def main(to: Path, *, version: str | None, name: str | None, runs_dir: Path) -> None:
+    """Copy a version out."""
+    folder = find(name, runs_dir)
+    store = WeightStore(artifacts_of(folder))
+    published = store.list()
+    if not published:
+        raise MachineError(
+            folder.name, "has published no weights yet", "wait for the trainer's first step"
+        )
+    chosen = published[-1] if version is None else _parse(version, published)
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise MachineError(str(to), "exists and is not an empty folder", "name another one")
+    to.parent.mkdir(parents=True, exist_ok=True)
+    if to.exists():
+        to.rmdir()
+    try:
+        store.fetch(chosen, to)
+    except CorruptError as error:
+        raise MachineError(
+            str(store.path(chosen)), str(error), "export another --version"
+        ) from None
+    (to / MANIFEST).unlink(missing_ok=True)
+    sys.stdout.write(f"{folder.name} {chosen} is in {to}: vllm serve {to}\n")
+
+
+def _parse(text: str, published: list[PolicyVersion]) -> PolicyVersion:
+    names = [str(version) for version in published]
+    if text not in names:
+        raise unknown("version", text, names)
+    return PolicyVersion.parse(text)
