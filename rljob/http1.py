@@ -31,6 +31,10 @@ class HttpError(Exception):
         self.connected = connected
 
 
+class HungUpError(HttpError):
+    """The peer closed the connection before it had answered."""
+
+
 class Answer(NamedTuple):
     """Status, headers (names in lower case) and body."""
 
@@ -48,7 +52,11 @@ class _Connection:
 
     def usable(self, now: float) -> bool:
         """Whether the connection may serve another request."""
-        return not (self.writer.is_closing() or self.reader.at_eof() or now - self.idle_since > MAX_IDLE_SECONDS)
+        return not (
+            self.writer.is_closing()
+            or self.reader.at_eof()
+            or now - self.idle_since > MAX_IDLE_SECONDS
+        )
 
     async def roundtrip(self, request: bytes, max_body_bytes: int) -> tuple[Answer, bool]:
         """Send and read one answer. Returns it and whether the connection may be kept."""
@@ -66,7 +74,11 @@ class _Connection:
 def _parse_head(head: bytes) -> tuple[int, dict[str, str]]:
     lines = head[:-4].decode("latin-1").split("\r\n")
     parts = lines[0].split(" ", 2)
-    if len(parts) < 2 or parts[0] != "HTTP/1.1" or not (parts[1].isascii() and parts[1].isdigit() and len(parts[1]) == 3):
+    if (
+        len(parts) < 2
+        or parts[0] != "HTTP/1.1"
+        or not (parts[1].isascii() and parts[1].isdigit() and len(parts[1]) == 3)
+    ):
         raise HttpError("not an HTTP/1.1 answer")
     headers: dict[str, str] = {}
     for line in lines[1:]:
@@ -119,8 +131,8 @@ class HttpClient:
             while connection := self._take_idle():
                 try:
                     return await self._roundtrip(connection, request, max_body_bytes)
-                except HttpError:
-                    if not repeatable or not connection.reader.at_eof():
+                except HungUpError:
+                    if not repeatable:
                         raise
             return await self._roundtrip(await self._connect(), request, max_body_bytes)
 
@@ -131,7 +143,11 @@ class HttpClient:
             connection.writer.close()
 
     def _encode(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> bytes:
-        lines = [f"{method} {target} HTTP/1.1", f"host: {self._host}:{self._port}", f"content-length: {len(body)}"]
+        lines = [
+            f"{method} {target} HTTP/1.1",
+            f"host: {self._host}:{self._port}",
+            f"content-length: {len(body)}",
+        ]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         if any("\r" in line or "\n" in line for line in lines):
             raise HttpError("line break in a header", connected=False)
@@ -148,18 +164,24 @@ class HttpClient:
 
     async def _connect(self) -> _Connection:
         try:
-            reader, writer = await asyncio.open_connection(self._host, self._port, limit=MAX_HEAD_BYTES)
+            reader, writer = await asyncio.open_connection(
+                self._host, self._port, limit=MAX_HEAD_BYTES
+            )
         except OSError as error:
-            raise HttpError(f"cannot connect to {self.url}: {error.strerror or error}", connected=False) from None
+            raise HttpError(
+                f"cannot connect to {self.url}: {error.strerror or error}", connected=False
+            ) from None
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return _Connection(reader, writer)
 
-    async def _roundtrip(self, connection: _Connection, request: bytes, max_body_bytes: int) -> Answer:
+    async def _roundtrip(
+        self, connection: _Connection, request: bytes, max_body_bytes: int
+    ) -> Answer:
         keep = False
         try:
             answer, keep = await connection.roundtrip(request, max_body_bytes)
         except (OSError, asyncio.IncompleteReadError):
-            raise HttpError(f"{self.url} hung up") from None
+            raise HungUpError(f"{self.url} hung up") from None
         except asyncio.LimitOverrunError:
             raise HttpError("answer's head is past the limit") from None
         finally:

@@ -33,7 +33,7 @@ CALL_SECONDS = 20.0
 """Deadline of every call that runs no command."""
 BROKER_WAIT_SECONDS = 10.0
 """How long the broker may hold one claim request while no sandbox is ready."""
-MAX_OUTPUT_BYTES = 16_000_000
+MAX_OUTPUT_BYTES = 4_000_000
 """Upper bound of `max_output_bytes`."""
 
 _log = structlog.get_logger("rljob.sandbox")
@@ -78,13 +78,13 @@ class _Pools(msgspec.Struct):
     pools: list[PoolStatus]
 
 
-
 class SandboxClient:
     """Claims sandboxes from one broker for one job. Belongs to the event loop that first uses it."""
 
     def __init__(self, broker_url: str, token: str, job: str = "") -> None:
         self._http = HttpClient(broker_url)
         self._headers = {"authorization": f"Bearer {token}", "x-rljob-job": job}
+        self._releasing: set[asyncio.Task[bool]] = set()
 
     async def acquire(
         self,
@@ -109,23 +109,43 @@ class SandboxClient:
             ManifestError: the broker knows no such pool or image.
             SandboxError: the broker refused or answered nonsense.
         """
+        claim_id = secrets.token_hex(16)
+        request = {
+            "request_id": claim_id,
+            "pool": pool,
+            "image": image,
+            "env": dict(env or {}),
+            "ttl_seconds": ttl_seconds,
+        }
+        try:
+            return ClaimedSandbox(self, await self._acquire(request, timeout))
+        except BaseException:
+            # The broker may have granted it all the same: an answer lost, or this task cancelled while it was read.
+            task = asyncio.ensure_future(self.release_claim(claim_id))
+            self._releasing.add(task)
+            task.add_done_callback(self._releasing.discard)
+            raise
+
+    async def _acquire(self, request: Mapping[str, Any], timeout: float) -> ClaimAnswer:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout
-        request = {"request_id": secrets.token_hex(8), "pool": pool, "image": image, "env": dict(env or {}), "ttl_seconds": ttl_seconds}
-        reason = "no answer"
+        deadline, reason = loop.time() + timeout, "no answer"
         while (left := deadline - loop.time()) > 0:
             wait = min(left, BROKER_WAIT_SECONDS)
             try:
-                body = json.dumps({**request, "wait_seconds": round(wait, 3)}).encode()
-                answer = await self._call("POST", "/v1/claims", body, timeout=min(left, wait + GRACE_SECONDS))
+                body = _encode({**request, "wait_seconds": round(wait, 3)})
+                answer = await self._call(
+                    "POST", "/v1/claims", body, timeout=min(left, wait) + GRACE_SECONDS
+                )
             except (HttpError, TimeoutError) as error:
                 reason, pause = str(error) or "no answer in time", 0.2
             else:
                 if answer.status == 200:
-                    return ClaimedSandbox(self, _decode(answer, ClaimAnswer))
+                    return _decode(answer, ClaimAnswer)
                 reason, pause = self._why_not(answer)
             await asyncio.sleep(min(pause, max(0.0, deadline - loop.time())))
-        raise DeadlineError(f"acquire: no sandbox of pool {pool!r} within {timeout:g} s ({reason})")
+        raise DeadlineError(
+            f"acquire: no sandbox of pool {request['pool']!r} within {timeout:g} s ({reason})"
+        )
 
     @asynccontextmanager
     async def claim(
@@ -138,7 +158,9 @@ class SandboxClient:
         timeout: float = 600.0,
     ) -> AsyncIterator[ClaimedSandbox]:
         """`acquire` on entry, `release` on exit."""
-        box = await self.acquire(pool, image=image, env=env, ttl_seconds=ttl_seconds, timeout=timeout)
+        box = await self.acquire(
+            pool, image=image, env=env, ttl_seconds=ttl_seconds, timeout=timeout
+        )
         try:
             yield box
         finally:
@@ -156,6 +178,8 @@ class SandboxClient:
 
     async def aclose(self) -> None:
         """Close the connections to the broker. Claims stay as they are."""
+        if self._releasing:
+            await asyncio.wait(self._releasing)
         await self._http.aclose()
 
     async def release_claim(self, claim_id: str, *, broken: bool = False) -> bool:
@@ -164,12 +188,16 @@ class SandboxClient:
         try:
             answer = await self._call("DELETE", target, timeout=CALL_SECONDS)
         except (HttpError, TimeoutError) as error:
-            _log.warning("claim_not_released", claim=claim_id, reason=str(error) or "no answer in time")
+            _log.warning(
+                "claim_not_released", claim=claim_id, reason=str(error) or "no answer in time"
+            )
             return False
         return answer.status in (200, 404)
 
     async def _call(self, method: str, target: str, body: bytes = b"", *, timeout: float) -> Answer:
-        return await self._http.request(method, target, body, headers=self._headers, timeout=timeout)
+        return await self._http.request(
+            method, target, body, headers=self._headers, timeout=timeout
+        )
 
     def _why_not(self, answer: Answer) -> tuple[str, float]:
         """Reason and pause of a refusal that time may cure; raises for the others."""
@@ -181,8 +209,12 @@ class SandboxClient:
                 pause = 1.0
             return refusal.message or refusal.error, min(max(pause, 0.05), 10.0)
         if answer.status == 404:
-            raise ManifestError("sandbox", refusal.message or refusal.error, "name a pool of spec.sandboxPools")
-        raise SandboxError(f"broker refused the claim: {refusal.message or refusal.error} ({answer.status})")
+            raise ManifestError(
+                "sandbox", refusal.message or refusal.error, "name a pool of spec.sandboxPools"
+            )
+        raise SandboxError(
+            f"broker refused the claim: {refusal.message or refusal.error} ({answer.status})"
+        )
 
 
 class ClaimedSandbox:
@@ -232,13 +264,19 @@ class ClaimedSandbox:
             request["stdin"] = base64.b64encode(stdin).decode()
         # A byte of output is at most six bytes of JSON.
         answer = await self._call(
-            "POST", "/exec", _encode(request), timeout=timeout + GRACE_SECONDS, max_body_bytes=12 * max_output_bytes + 65_536
+            "POST",
+            "/exec",
+            _encode(request),
+            timeout=timeout + GRACE_SECONDS,
+            max_body_bytes=12 * max_output_bytes + 65_536,
         )
         return self._decode(answer, ExecResult)
 
     async def read_file(self, path: str, *, max_bytes: int = 10_000_000) -> bytes:
         """See `rljob.sandbox.Sandbox.read_file`."""
-        target = "/files?" + urlencode({"path": path, "max_bytes": max_bytes}, errors="surrogateescape")
+        target = "/files?" + urlencode(
+            {"path": path, "max_bytes": max_bytes}, errors="surrogateescape"
+        )
         answer = await self._call("GET", target, max_body_bytes=max_bytes + 65_536)
         if len(answer.body) > max_bytes:
             self._lose(f"sent {len(answer.body)} bytes where at most {max_bytes} were asked for")
@@ -252,7 +290,9 @@ class ClaimedSandbox:
         """See `rljob.sandbox.Sandbox.write_files`."""
         head = {
             "request_id": secrets.token_hex(8),
-            "files": [{"path": path, "bytes": len(data), "mode": mode} for path, data in files.items()],
+            "files": [
+                {"path": path, "bytes": len(data), "mode": mode} for path, data in files.items()
+            ],
         }
         await self._call("PUT", "/files", b"".join([_encode(head), b"\n", *files.values()]))
 
@@ -277,13 +317,24 @@ class ClaimedSandbox:
         await self._client.release_claim(self.claim_id, broken=self.lost)
 
     async def _call(
-        self, method: str, target: str, body: bytes = b"", *, timeout: float = CALL_SECONDS, max_body_bytes: int = 65_536
+        self,
+        method: str,
+        target: str,
+        body: bytes = b"",
+        *,
+        timeout: float = CALL_SECONDS,
+        max_body_bytes: int = 65_536,
     ) -> Answer:
         if self._released:
             raise SandboxError(f"sandbox {self.id}: already released")
         try:
             answer = await self._http.request(
-                method, target, body, headers=self._headers, timeout=timeout, max_body_bytes=max_body_bytes
+                method,
+                target,
+                body,
+                headers=self._headers,
+                timeout=timeout,
+                max_body_bytes=max_body_bytes,
             )
         except TimeoutError:
             self._lose(f"no answer to {method} {target.partition('?')[0]} within {timeout:g} s")

@@ -1,0 +1,239 @@
+"""Routes of the guest: who may call what, and the same answer for the same request id.
+
+    POST /claim     pool    {claim_id, token, env, ttl_seconds}
+    POST /release   pool or claim: ends the claim
+    POST /reset     pool (ends the claim too) or claim (keeps it)
+    POST /exec      claim   {request_id, command, cwd, env, stdin, timeout, max_output_bytes}
+    GET  /files     claim   ?path=&max_bytes=
+    PUT  /files     claim   a line of JSON {request_id, files: [{path, bytes, mode}]}, then the files' bytes
+    GET  /healthz   anyone; ?challenge= asks for the keyed answer; a claim's headers ask whether it still holds
+    GET  /metrics   anyone
+
+The pool proves itself with HMAC(sandbox key, boot nonce), an owner with its claim's token. Knows no socket and no process:
+those are the `Backend`, of which the simulated runtime has its own.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Callable
+from errno import EDQUOT, ELOOP, ENOSPC, EROFS
+from typing import Any, Protocol
+
+from . import checks
+from .claims import Claim, Lock, State, proof
+from .memory import Memory
+from .wire import Refusal, Request, Response, answer
+
+Reply = Callable[[Response], None]
+
+
+class Backend(Protocol):
+    """What a sandbox does."""
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        ...
+
+    def execute(self, command: checks.Command, done: Callable[[dict[str, Any]], None]) -> None:
+        """Run a command; `done` gets the fields of `rljob.sandbox.ExecResult`. Raises Refusal."""
+        ...
+
+    def read_file(self, path: str, max_bytes: int) -> bytes:
+        """Raises OSError, Refusal."""
+        ...
+
+    def write_file(self, file: checks.NewFile) -> None:
+        """Raises OSError."""
+        ...
+
+    def reset(self) -> list[str]:
+        """Back to pristine; returns what is not."""
+        ...
+
+    def end_claim_at(self, seconds: float | None) -> None:
+        """When the sandbox is to end itself (`now()`); None: not."""
+        ...
+
+
+class Guest:
+    """The API of one sandbox."""
+
+    def __init__(
+        self, sandbox_id: str, key: bytes, backend: Backend, *, tainted: bool = False
+    ) -> None:
+        self.id = sandbox_id
+        self.boot_nonce = secrets.token_hex(8)
+        self.lock = Lock(tainted=tainted)
+        self.counts = dict.fromkeys(("claims", "execs", "timeouts", "resets"), 0)
+        self._key = key
+        self._backend = backend
+        self._memory = Memory()
+        self._pool_proof = proof(key, "pool", self.boot_nonce)
+        self._routes: dict[tuple[str, str], Callable[[Request, Reply], None]] = {
+            ("POST", "/claim"): self._claim,
+            ("POST", "/release"): self._release,
+            ("POST", "/reset"): self._reset,
+            ("POST", "/exec"): self._exec,
+            ("GET", "/files"): self._get_file,
+            ("PUT", "/files"): self._put_files,
+            ("GET", "/healthz"): self._health,
+            ("GET", "/metrics"): self._metrics,
+        }
+
+    def handle(self, request: Request, reply: Reply) -> None:
+        """Answer one request: `reply` is called once, now or later."""
+        try:
+            route = self._routes.get((request.method, request.path))
+            if route is None:
+                known = any(path == request.path for _, path in self._routes)
+                raise Refusal(
+                    405 if known else 404, "no_route", f"{request.method} {request.path}"[:200]
+                )
+            route(request, reply)
+        except Refusal as refusal:
+            reply(refusal.response())
+        except OSError as error:
+            reply(_os_refusal(error).response())
+
+    def _is_pool(self, request: Request) -> bool:
+        given = request.headers.get("x-rljob-pool", "")
+        return hmac.compare_digest(given.encode("utf-8", "replace"), self._pool_proof.encode())
+
+    def _owner(self, request: Request) -> Claim:
+        """The claim that the request holds. Raises Refusal."""
+        headers = request.headers
+        if headers.get("x-rljob-boot", "") != self.boot_nonce:
+            raise Refusal(409, "other_boot", "the sandbox has another boot nonce")
+        token = headers.get("authorization", "").removeprefix("Bearer ")
+        return self.lock.check(headers.get("x-rljob-claim", ""), token)
+
+    def _claim(self, request: Request, reply: Reply) -> None:
+        if not self._is_pool(request):
+            raise Refusal(401, "not_the_pool", "only the pool hands out claims")
+        body = checks.json_object(request.body)
+        seconds = checks.number(body, "ttl_seconds", 3600.0, 0.01, checks.MAX_TTL_SECONDS)
+        claim = Claim(
+            id=checks.text(body, "claim_id", limit=128),
+            token=checks.text(body, "token", limit=256),
+            env=checks.environment(body.get("env", {})),
+            expires=self._backend.now() + seconds,
+        )
+        self.lock.take(claim)
+        if self.lock.claim is claim:
+            self.counts["claims"] += 1
+            self._backend.end_claim_at(claim.expires)
+        reply(answer({"boot_nonce": self.boot_nonce}))
+
+    def _release(self, request: Request, reply: Reply) -> None:
+        if not self._is_pool(request):
+            self._owner(request)
+        self._end_claim()
+        reply(answer({"state": self.lock.state.value}))
+
+    def _end_claim(self) -> None:
+        self.lock.release()
+        self._backend.end_claim_at(None)
+        self._memory.clear()
+
+    def _reset(self, request: Request, reply: Reply) -> None:
+        keep_claim = not self._is_pool(request)
+        if keep_claim:
+            self._owner(request)
+        elif self.lock.state in (State.QUARANTINED, State.TAINTED):
+            raise Refusal(409, self.lock.state.value, "; ".join(self.lock.evidence))
+        else:
+            self._end_claim()
+        self.counts["resets"] += 1
+        self.lock.cleaned(self._backend.reset(), keep_claim=keep_claim)
+        if self.lock.state is State.QUARANTINED:
+            raise Refusal(409, "quarantined", "; ".join(self.lock.evidence)[:2000])
+        reply(answer({"state": self.lock.state.value}))
+
+    def _exec(self, request: Request, reply: Reply) -> None:
+        claim = self._owner(request)
+        body = checks.json_object(request.body)
+        command = checks.command(body, dict(claim.env))
+        self._once(body, reply, lambda done: self._run(claim, command, done))
+
+    def _run(self, claim: Claim, command: checks.Command, done: Reply) -> None:
+        def finished(result: dict[str, Any]) -> None:
+            self.counts["timeouts"] += bool(result["timed_out"])
+            # A command that outlived its claim has nobody to tell.
+            if self.lock.claim is claim:
+                done(answer(result))
+
+        self.counts["execs"] += 1
+        self._backend.execute(command, finished)
+
+    def _get_file(self, request: Request, reply: Reply) -> None:
+        self._owner(request)
+        limit = request.query.get("max_bytes", "")
+        max_bytes = (
+            min(int(limit), checks.MAX_FILE_BYTES)
+            if limit.isascii() and limit.isdigit()
+            else 10_000_000
+        )
+        data = self._backend.read_file(checks.path(dict(request.query)), max_bytes)
+        reply(Response(200, data, "application/octet-stream"))
+
+    def _put_files(self, request: Request, reply: Reply) -> None:
+        self._owner(request)
+        head, newline, _ = request.body.partition(b"\n")
+        body = checks.json_object(head)
+        files = checks.new_files(body, memoryview(request.body)[len(head) + len(newline) :])
+
+        def write(done: Reply) -> None:
+            for file in files:
+                self._backend.write_file(file)
+            done(answer({"files": len(files)}))
+
+        self._once(body, reply, write)
+
+    def _once(self, body: dict[str, Any], reply: Reply, run: Callable[[Reply], None]) -> None:
+        """Run unless this request id ran before; then its answer is given again, errors included."""
+        request_id = checks.text(body, "request_id", limit=64)
+        if not self._memory.begin(request_id, reply):
+            return
+        try:
+            run(lambda response: self._memory.finish(request_id, response))
+        except Refusal as refusal:
+            self._memory.finish(request_id, refusal.response())
+        except OSError as error:
+            self._memory.finish(request_id, _os_refusal(error).response())
+
+    def _health(self, request: Request, reply: Reply) -> None:
+        if "x-rljob-claim" in request.headers:
+            self._owner(request)
+        health = {"id": self.id, "state": self.lock.state.value, "boot_nonce": self.boot_nonce}
+        if challenge := request.query.get("challenge", "")[:128]:
+            health["proof"] = proof(
+                self._key, "guest", challenge, self.boot_nonce, self.lock.state.value
+            )
+        reply(answer(health))
+
+    def _metrics(self, request: Request, reply: Reply) -> None:
+        lines = [f"rljob_guest_{name}_total {count}\n" for name, count in self.counts.items()]
+        reply(Response(200, "".join(lines).encode(), "text/plain; version=0.0.4"))
+
+
+_OS_ERRORS: list[tuple[type[OSError], int, str]] = [
+    (FileNotFoundError, 404, "not_found"),
+    (IsADirectoryError, 409, "is_directory"),
+    (NotADirectoryError, 409, "not_directory"),
+    (PermissionError, 403, "permission"),
+]
+
+
+def _os_refusal(error: OSError) -> Refusal:
+    name = error.filename if isinstance(error.filename, str) else ""
+    message = f"{error.strerror or error}: {name}"[:1000]
+    for kind, status, word in _OS_ERRORS:
+        if isinstance(error, kind):
+            return Refusal(status, word, message)
+    if error.errno in (ENOSPC, EDQUOT):
+        return Refusal(507, "no_space", message)
+    if error.errno in (EROFS, ELOOP):
+        return Refusal(403, "permission", message)
+    return Refusal(409, "os_error", message)

@@ -1,0 +1,149 @@
+"""Request bodies, checked: every field has a type and a bound."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from .wire import Refusal
+
+MAX_OUTPUT_BYTES = 4_000_000
+"""Upper bound of `max_output_bytes`, per stream."""
+MAX_FILE_BYTES = 32 * 1024 * 1024
+"""Largest file read, and largest request body."""
+MAX_FILES = 1024
+MAX_TTL_SECONDS = 7 * 86_400.0
+MAX_ENV_CHARACTERS = 65_536
+MAX_COMMAND_CHARACTERS = 1_000_000
+MAX_PATH_CHARACTERS = 4096
+
+
+@dataclass(frozen=True)
+class Command:
+    """What `POST /exec` asks for."""
+
+    command: list[str] | str
+    cwd: str
+    env: dict[str, str]
+    stdin: bytes
+    timeout_seconds: float
+    max_output_bytes: int
+
+
+@dataclass(frozen=True)
+class NewFile:
+    """One file of `PUT /files`."""
+
+    path: str
+    mode: int
+    data: bytes
+
+
+def bad(message: str) -> Refusal:
+    """A request that is malformed."""
+    return Refusal(400, "bad_request", message)
+
+
+def json_object(body: bytes) -> dict[str, Any]:
+    """The body as a JSON object; no body is an empty one."""
+    try:
+        value = json.loads(body) if body else {}
+    except (ValueError, RecursionError):
+        raise bad("the body is not JSON") from None
+    if not isinstance(value, dict):
+        raise bad("the body is not a JSON object")
+    return value
+
+
+def text(
+    request: dict[str, Any], name: str, default: str | None = None, limit: int = 65_536
+) -> str:
+    """A string field."""
+    value = request.get(name, default)
+    if not isinstance(value, str) or len(value) > limit or "\0" in value:
+        raise bad(f"{name} is a string of at most {limit} characters")
+    return value
+
+
+def number(request: dict[str, Any], name: str, default: float, low: float, high: float) -> float:
+    """A number field, brought into its bounds."""
+    value = request.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+        raise bad(f"{name} is a number")
+    return min(max(value, low), high)
+
+
+def environment(value: Any) -> dict[str, str]:
+    """An environment: names without `=`, neither names nor values with NUL."""
+    if not isinstance(value, dict):
+        raise bad("env is an object of strings")
+    for name, content in value.items():
+        if (
+            not name
+            or "=" in name
+            or "\0" in name
+            or not isinstance(content, str)
+            or "\0" in content
+        ):
+            raise bad("env is an object of strings without NUL; a name holds no =")
+    if sum(len(name) + len(content) for name, content in value.items()) > MAX_ENV_CHARACTERS:
+        raise bad(f"env holds at most {MAX_ENV_CHARACTERS} characters")
+    return value
+
+
+def command(request: dict[str, Any], claim_env: dict[str, str]) -> Command:
+    """The body of `POST /exec`."""
+    line = request.get("command")
+    if isinstance(line, list) and line and all(isinstance(part, str) for part in line):
+        joined = "".join(line)
+    elif isinstance(line, str):
+        joined = line
+    else:
+        raise bad("command is a string or a list of strings")
+    if len(joined) > MAX_COMMAND_CHARACTERS or "\0" in joined:
+        raise bad(f"a command has at most {MAX_COMMAND_CHARACTERS} characters, none of them NUL")
+    try:
+        stdin = base64.b64decode(text(request, "stdin", "", MAX_FILE_BYTES * 2), validate=True)
+    except (binascii.Error, ValueError):
+        raise bad("stdin is base64") from None
+    return Command(
+        command=line,
+        cwd=text(request, "cwd", "", MAX_PATH_CHARACTERS),
+        env={**claim_env, **environment(request.get("env", {}))},
+        stdin=stdin,
+        timeout_seconds=number(request, "timeout", 60.0, 0.0, MAX_TTL_SECONDS),
+        max_output_bytes=int(number(request, "max_output_bytes", 1e6, 0, MAX_OUTPUT_BYTES)),
+    )
+
+
+def new_files(request: dict[str, Any], data: memoryview) -> list[NewFile]:
+    """The files of `PUT /files`: their heads are in the JSON line, their bytes follow it."""
+    heads = request.get("files")
+    if (
+        not isinstance(heads, list)
+        or len(heads) > MAX_FILES
+        or not all(isinstance(h, dict) for h in heads)
+    ):
+        raise bad(f"files is a list of at most {MAX_FILES} objects")
+    files: list[NewFile] = []
+    for head in heads:
+        size = int(number(head, "bytes", -1, -1, float(MAX_FILE_BYTES)))
+        if size < 0 or size > len(data):
+            raise bad("the files' sizes do not fit the body")
+        mode = int(number(head, "mode", 0o644, 0, 0o777))
+        files.append(NewFile(path(head), mode, bytes(data[:size])))
+        data = data[size:]
+    if data:
+        raise bad("the files' sizes do not fit the body")
+    return files
+
+
+def path(request: dict[str, Any]) -> str:
+    """A path; relative ones start at the workspace."""
+    value = text(request, "path", "", MAX_PATH_CHARACTERS)
+    if not value:
+        raise bad("path is missing")
+    return value

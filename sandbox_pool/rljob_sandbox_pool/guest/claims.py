@@ -1,0 +1,101 @@
+"""The lifecycle of a sandbox, and the claim that is its lock.
+
+    state        holds                                       leaves by
+    WARM         nothing; pristine                           claim
+    CLAIMED      one claim: id, token, env, time to live     release, reset (pool), expiry
+    DIRTY        what the last claim left behind             reset
+    QUARANTINED  evidence of a reset that did not verify     never
+    TAINTED      a second boot: who knows what ran before    never
+
+Claiming is compare-and-set: only WARM takes a claim, so however many brokers believe that a sandbox is free, one gets it.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .wire import Refusal
+
+
+class State(enum.Enum):
+    """Where in its life a sandbox is."""
+
+    WARM = "warm"
+    """Pristine; takes a claim."""
+    CLAIMED = "claimed"
+    """One owner."""
+    DIRTY = "dirty"
+    """The claim has ended; only a reset makes it warm again."""
+    QUARANTINED = "quarantined"
+    """A reset did not verify: never used again."""
+    TAINTED = "tainted"
+    """The guest has booted before in this sandbox: never used."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What one claim brought."""
+
+    id: str
+    token: str
+    env: Mapping[str, str]
+    expires: float
+    """On the guest's monotonic clock."""
+
+
+def proof(key: bytes, role: str, *parts: str) -> str:
+    """What only a holder of the sandbox's key can say about `parts`; `role` keeps uses apart."""
+    return hmac.new(
+        key, "\0".join((role, *parts)).encode("utf-8", "replace"), hashlib.sha256
+    ).hexdigest()
+
+
+def sandbox_key(pool_key: str, sandbox_id: str) -> bytes:
+    """The key of one sandbox. The pool's own key never enters a sandbox."""
+    return hmac.new(pool_key.encode(), sandbox_id.encode(), hashlib.sha256).digest()
+
+
+class Lock:
+    """State and claim of this sandbox."""
+
+    def __init__(self, *, tainted: bool) -> None:
+        self.state = State.TAINTED if tainted else State.WARM
+        self.claim: Claim | None = None
+        self.evidence: list[str] = []
+
+    def take(self, claim: Claim) -> None:
+        """WARM → CLAIMED. The same claim again is no second claim. Raises Refusal."""
+        if self.claim is not None and self.claim.id == claim.id:
+            if not hmac.compare_digest(self.claim.token.encode(), claim.token.encode()):
+                raise Refusal(409, "claimed", "this claim has another token")
+            return
+        if self.state is not State.WARM:
+            raise Refusal(409, self.state.value, f"the sandbox is {self.state.value}")
+        self.state, self.claim = State.CLAIMED, claim
+
+    def check(self, claim_id: str, token: str) -> Claim:
+        """The claim, where both its id and its token are right. Raises Refusal."""
+        claim = self.claim
+        if claim is None or self.state is not State.CLAIMED:
+            raise Refusal(409, "not_claimed", f"the sandbox is {self.state.value}")
+        right_token = hmac.compare_digest(claim.token.encode(), token.encode("utf-8", "replace"))
+        if claim.id != claim_id or not right_token:
+            raise Refusal(401, "wrong_claim", "this is not the claim that holds the sandbox")
+        return claim
+
+    def release(self) -> None:
+        """CLAIMED → DIRTY: from here on the token opens nothing."""
+        if self.state is State.CLAIMED:
+            self.state = State.DIRTY
+        self.claim = None
+
+    def cleaned(self, evidence: list[str], *, keep_claim: bool) -> None:
+        """The end of a reset: WARM (or still CLAIMED) without evidence, QUARANTINED with it."""
+        if evidence:
+            self.state, self.claim, self.evidence = State.QUARANTINED, None, evidence
+        elif not keep_claim:
+            self.state, self.claim = State.WARM, None

@@ -1,0 +1,85 @@
+"""Files of the sandbox, with the rights of the agent's user: no path reaches what a command could not."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+
+from .checks import MAX_FILE_BYTES, NewFile
+from .system import User
+from .wire import Refusal
+
+
+class Files:
+    """Reads and writes; relative paths start at the workspace."""
+
+    def __init__(self, user: User, workspace: str) -> None:
+        self._user, self._workspace = user, workspace
+        # What /proc/self shows is this process, whose memory holds the key: nothing there is a file to read.
+        self._forbidden_device = os.stat("/proc").st_dev  # noqa: PTH116 — no pathlib in the guest
+
+    def read(self, path: str, max_bytes: int) -> bytes:
+        """The content of a regular file. Raises OSError, Refusal."""
+        with self._user.borrowed():
+            # Non-blocking, so that a pipe put in the file's place does not stop the guest.
+            fd = os.open(self._full(path), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        try:
+            info = os.fstat(fd)
+            if stat.S_ISDIR(info.st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+            if not stat.S_ISREG(info.st_mode) or info.st_dev == self._forbidden_device:
+                raise PermissionError(errno.EACCES, "not a regular file", path)
+            limit = min(max_bytes, MAX_FILE_BYTES)
+            if info.st_size > limit:
+                raise Refusal(
+                    413, "too_large", f"{path[:500]} holds {info.st_size} bytes, more than {limit}"
+                )
+            data = os.read(fd, limit)
+            while len(data) < limit and (more := os.read(fd, limit - len(data))):
+                data += more
+            return data
+        finally:
+            os.close(fd)
+
+    def write(self, file: NewFile) -> None:
+        """Whole or not at all: beside its place, then renamed. A link in its place is replaced, not followed."""
+        path = self._full(file.path)
+        folder, name = os.path.split(path)
+        if name in ("", ".", ".."):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), file.path)
+        with self._user.borrowed():
+            try:
+                self._write(folder, name, file)
+            except FileNotFoundError:
+                os.makedirs(folder, exist_ok=True)  # noqa: PTH103 — no pathlib in the guest
+                self._write(folder, name, file)
+
+    def _write(self, folder: str, name: str, file: NewFile) -> None:
+        temporary = f".rljob-{secrets.token_hex(6)}"
+        at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fd = os.open(
+                temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=at
+            )
+            try:
+                _write_all(fd, file.data)
+                os.fchmod(fd, file.mode)
+                os.rename(temporary, name, src_dir_fd=at, dst_dir_fd=at)
+            except OSError as error:
+                os.unlink(temporary, dir_fd=at)
+                raise OSError(error.errno, os.strerror(error.errno or 0), file.path) from None
+            finally:
+                os.close(fd)
+        finally:
+            os.close(at)
+
+    def _full(self, path: str) -> str:
+        return os.path.join(self._workspace, path)  # noqa: PTH118 — no pathlib in the guest
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

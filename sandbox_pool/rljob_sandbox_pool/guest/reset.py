@@ -1,0 +1,161 @@
+"""Back to pristine, and proof of it.
+
+    kill everything → empty the writable folders → compare with what was seen at boot
+
+A difference is evidence: the sandbox is not used again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .system import User
+
+MAX_ENTRIES = 2_000_000
+"""A tree with more is not emptied: the sandbox is replaced instead."""
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_IPC_TABLES = ("/proc/sysvipc/shm", "/proc/sysvipc/sem", "/proc/sysvipc/msg")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a reset must bring back."""
+
+    mounts: bytes
+    folders: dict[str, tuple[int, ...]]
+    """Per writable folder: mode, owner, group, entries, blocks and inodes in use."""
+    ipc: int
+    """System V objects."""
+    limits: tuple[tuple[int, int], ...]
+    """Of the guest: whoever runs as the same user could change them."""
+
+    @classmethod
+    def take(cls, folders: Sequence[str]) -> Snapshot:
+        """Look."""
+        kinds = (
+            resource.RLIMIT_NOFILE,
+            resource.RLIMIT_AS,
+            resource.RLIMIT_NPROC,
+            resource.RLIMIT_CPU,
+            resource.RLIMIT_FSIZE,
+        )
+        return cls(
+            mounts=_read("/proc/self/mountinfo"),
+            folders={path: _folder_facts(path) for path in folders},
+            ipc=sum(max(0, _read(path).count(b"\n") - 1) for path in _IPC_TABLES),
+            limits=tuple(resource.getrlimit(kind) for kind in kinds),
+        )
+
+    def differences(self, now: Snapshot) -> list[str]:
+        """In words; empty: none."""
+        found: list[str] = []
+        if now.mounts != self.mounts:
+            found.append("the mounts have changed")
+        if now.ipc != self.ipc:
+            found.append(f"{now.ipc} System V objects are left")
+        if now.limits != self.limits:
+            found.append("the guest's own limits have changed")
+        for path, facts in self.folders.items():
+            if now.folders[path] != facts:
+                found.append(f"{path} is {now.folders[path]}, was {facts}")
+        return found
+
+
+def _folder_facts(path: str) -> tuple[int, ...]:
+    info, space = os.stat(path), os.statvfs(path)  # noqa: PTH116 — no pathlib in the guest
+    # Blocks and inodes show what no listing does: files that are unlinked but open.
+    used = (space.f_blocks - space.f_bfree, space.f_files - space.f_ffree)
+    return (
+        info.st_mode,
+        info.st_uid,
+        info.st_gid,
+        len(os.listdir(path)),
+        *used,
+        len(os.listxattr(path)),
+    )  # noqa: PTH208
+
+
+def _read(path: str) -> bytes:
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except OSError:
+        return b""
+    try:
+        data = b""
+        while more := os.read(fd, 65_536):
+            data += more
+        return data
+    finally:
+        os.close(fd)
+
+
+def empty_folder(path: str, user: User) -> None:
+    """Remove all that is in it, whatever its modes, names and depth. Raises OSError."""
+    with user.borrowed():
+        at = os.open(path, _FOLDER)
+        try:
+            info = os.fstat(at)
+            if info.st_uid == os.geteuid():
+                for name in os.listxattr(at):
+                    os.removexattr(at, name)
+            _empty(at)
+        finally:
+            os.close(at)
+
+
+def _empty(at: int) -> None:
+    """Folders that are not empty are emptied by moving what they hold up here: any depth, two descriptors."""
+    moved = 0
+    pending = os.listdir(at)  # noqa: PTH208
+    while pending:
+        name = pending.pop()
+        if not stat.S_ISDIR(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):  # noqa: PTH116
+            os.unlink(name, dir_fd=at)
+            continue
+        os.chmod(name, 0o700, dir_fd=at)  # noqa: PTH101
+        inner = os.open(name, _FOLDER, dir_fd=at)
+        try:
+            for child in os.listdir(inner):  # noqa: PTH208
+                if stat.S_ISDIR(os.stat(child, dir_fd=inner, follow_symlinks=False).st_mode):  # noqa: PTH116
+                    moved += 1
+                    os.chmod(child, 0o700, dir_fd=inner)  # noqa: PTH101 — moving a folder writes its `..`
+                    lifted = f".rljob-empty-{moved}-{os.getpid()}"
+                    os.rename(child, lifted, src_dir_fd=inner, dst_dir_fd=at)
+                    pending.append(lifted)
+                else:
+                    os.unlink(child, dir_fd=inner)
+        finally:
+            os.close(inner)
+        os.rmdir(name, dir_fd=at)
+        if moved > MAX_ENTRIES:
+            raise OSError(errno.EMFILE, "too many folders")
+
+
+class Reset:
+    """Empties and verifies the writable folders of this sandbox."""
+
+    def __init__(self, user: User, folders: Sequence[str]) -> None:
+        self._user, self._folders = user, folders
+        self._modes = {path: stat.S_IMODE(os.stat(path).st_mode) for path in folders}  # noqa: PTH116
+        self._pristine = Snapshot.take(folders)
+
+    def run(self) -> list[str]:
+        """After every other process has gone. Returns the evidence that it failed."""
+        try:
+            for path in self._folders:
+                self._restore(path)
+        except OSError as error:
+            return [f"{error.filename}: {error.strerror}"]
+        return self._pristine.differences(Snapshot.take(self._folders))
+
+    def _restore(self, path: str) -> None:
+        info = os.stat(path)  # noqa: PTH116
+        if stat.S_IMODE(info.st_mode) != self._modes[path]:
+            with self._user.borrowed():
+                os.chmod(path, self._modes[path])  # noqa: PTH101
+        empty_folder(path, self._user)

@@ -1,0 +1,84 @@
+"""What the guest asks of the kernel: not dumpable, the agent's user for a while, limits of a child."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _LIBC.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl {option}")
+
+
+def harden() -> None:
+    """Nobody reads this process's memory or takes its descriptors; it dies with the one that started it.
+
+    The kernel drops both whenever the process changes its user, hence again after each time.
+    """
+    _prctl(_PR_SET_DUMPABLE, 0)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def forbid_new_privileges() -> None:
+    """No set-uid program gives this process or its children anything."""
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+class User:
+    """Whom commands run as, and whose rights file operations have. Without a uid of its own: the guest's user."""
+
+    def __init__(self, uid: int | None) -> None:
+        self.uid = uid
+
+    @contextmanager
+    def borrowed(self) -> Iterator[None]:
+        """Act as the user: the kernel decides about every path as it would for the agent's own commands."""
+        if self.uid is None:
+            yield
+            return
+        os.setegid(self.uid)
+        os.seteuid(self.uid)
+        try:
+            yield
+        finally:
+            os.seteuid(0)
+            os.setegid(0)
+            harden()
+
+    def become(self) -> None:
+        """In a forked child: for good, without a way back."""
+        if self.uid is not None:
+            os.setgroups([])
+            os.setresgid(self.uid, self.uid, self.uid)
+            os.setresuid(self.uid, self.uid, self.uid)
+
+
+def limit_child(rlimits: Mapping[str, int]) -> None:
+    """Set limits (`RLIMIT_NPROC`: 128 …) that the calling process cannot raise again."""
+    for name, value in rlimits.items():
+        kind = getattr(resource, name)
+        _, hard = resource.getrlimit(kind)
+        if hard != resource.RLIM_INFINITY:
+            value = min(value, hard)
+        resource.setrlimit(kind, (value, value))
+
+
+def preferred_by_oom_killer() -> None:
+    """In a forked child: where memory runs out, commands go before the guest."""
+    with open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123 — pathlib would be imported for this alone
+        file.write("1000")
+
+
+def default_signals() -> None:
+    """In a forked child: what Python ignores, commands expect to have its default action."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)

@@ -1,0 +1,55 @@
+"""Who holds which sandbox, and until when. Pure but for the clock it is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rljob.clock import Clock
+
+
+@dataclass(frozen=True)
+class Lease:
+    """One claim on one sandbox."""
+
+    claim_id: str
+    pool: str
+    sandbox_id: str
+    expires: float
+    """Monotonic seconds. The guest ends itself at the same time; this is for its broker to notice."""
+    answer: bytes
+    """What the claim was answered with: a repeated request gets it again."""
+
+
+class Leases:
+    """The claims of one broker."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._by_claim: dict[str, Lease] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_claim)
+
+    def add(self, lease: Lease) -> None:
+        """Remember a claim."""
+        self._by_claim[lease.claim_id] = lease
+
+    def get(self, claim_id: str) -> Lease | None:
+        """The claim, if it lives."""
+        return self._by_claim.get(claim_id)
+
+    def remove(self, claim_id: str) -> Lease | None:
+        """Forget a claim; None where there is none."""
+        return self._by_claim.pop(claim_id, None)
+
+    def remove_sandbox(self, sandbox_id: str) -> Lease | None:
+        """Forget the claim on a sandbox that is no more."""
+        lease = next(
+            (lease for lease in self._by_claim.values() if lease.sandbox_id == sandbox_id), None
+        )
+        return self.remove(lease.claim_id) if lease else None
+
+    def expired(self) -> list[Lease]:
+        """Claims past their time to live."""
+        now = self._clock.monotonic()
+        return [lease for lease in self._by_claim.values() if lease.expires <= now]

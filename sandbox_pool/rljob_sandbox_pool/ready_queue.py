@@ -1,0 +1,72 @@
+"""Sandboxes that wait for a claim, and claims that wait for a sandbox: first come, first served."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class ReadyQueue(Generic[T]):
+    """Never holds both: a sandbox that becomes ready goes to the claim that has waited longest.
+
+    The sandbox used last is taken first: its memory is warm, and the others get old enough to be ended.
+    """
+
+    def __init__(self) -> None:
+        self._ready: deque[T] = deque()
+        self._waiting: deque[asyncio.Future[T]] = deque()
+
+    @property
+    def num_ready(self) -> int:
+        """Sandboxes that wait."""
+        return len(self._ready)
+
+    @property
+    def num_waiting(self) -> int:
+        """Claims that wait."""
+        return sum(not future.done() for future in self._waiting)
+
+    def put(self, item: T) -> None:
+        """A sandbox is ready."""
+        while self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_result(item)
+                return
+        self._ready.append(item)
+
+    def take(self) -> T | None:
+        """A sandbox, if one is ready."""
+        return self._ready.pop() if self._ready else None
+
+    async def wait(self, seconds: float) -> T | None:
+        """A sandbox, within `seconds`; None where none came. Cancelled: a sandbox that had just come goes back."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        try:
+            async with asyncio.timeout(seconds):
+                return await asyncio.shield(future)
+        except TimeoutError:
+            return self._leave(future)
+        except asyncio.CancelledError:
+            if (item := self._leave(future)) is not None:
+                self.put(item)
+            raise
+
+    def _leave(self, future: asyncio.Future[T]) -> T | None:
+        if future.done() and not future.cancelled():
+            return future.result()
+        future.cancel()
+        return None
+
+    def remove(self, item: T) -> None:
+        """A sandbox that waited is no more."""
+        if item in self._ready:
+            self._ready.remove(item)
+
+    def oldest(self, count: int) -> list[T]:
+        """Up to `count` sandboxes that have waited longest; they stay."""
+        return list(self._ready)[:count]

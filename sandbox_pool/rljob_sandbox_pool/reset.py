@@ -1,0 +1,25 @@
+"""What becomes of a sandbox after its claim: verified and used again, or replaced. Pure."""
+
+from __future__ import annotations
+
+import enum
+
+from rljob.api.rljob_types import Recycle
+
+DEFAULT_MAX_REUSES = 50
+
+
+class Fate(enum.Enum):
+    """After a release."""
+
+    RESET = "reset"
+    """Clean it, verify it, use it again."""
+    REPLACE = "replace"
+    """End it; another takes its place."""
+
+
+def fate(recycle: Recycle, *, uses: int, broken: bool) -> Fate:
+    """Decide about a sandbox that has had `uses` claims; `broken`: its owner found that it did not answer."""
+    if broken or recycle.strategy == "replace" or uses > (recycle.max_reuses or DEFAULT_MAX_REUSES):
+        return Fate.REPLACE
+    return Fate.RESET

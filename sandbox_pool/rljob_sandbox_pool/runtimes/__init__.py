@@ -1,0 +1,1 @@
+"""What isolates: bubblewrap namespaces on one machine, or nothing at all (simulated)."""

@@ -1,0 +1,232 @@
+"""Sandboxes as bubblewrap namespaces on this machine: no network, the machine's /usr, everything writable in memory.
+
+    pool manager ── pipe (config; its end ends the sandbox) ──► bwrap ─► guest (PID 1) ─► commands of the agent
+          └─ opens the listener and hands its descriptor through: a namespace without a network cannot be dialled
+
+As root, the commands of every sandbox get a uid of their own, and the guest keeps just the capabilities to become that uid,
+to signal it, and to own the writable folders; so commands can neither signal nor trace nor limit the guest. Otherwise both
+run as the calling user in a user namespace: then PID 1 is protected by being PID 1 and by not being dumpable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import compileall
+import json
+import os
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from rljob.errors import MachineError, SandboxError
+from rljob_sandbox_pool.runtimes import cgroups, namespace
+from rljob_sandbox_pool.runtimes.base import SandboxSpec
+
+GUEST_MEMORY_BYTES = 128 * namespace.MIB
+"""What the guest itself may need beside the commands: requests, answers and output in flight."""
+GUEST_PIDS = 4
+"""bwrap's two processes and the guest, and one to spare."""
+FIRST_UID = 1 << 30
+"""Far above the users of any machine."""
+UIDS_PER_MANAGER = 4096
+NUM_OPEN_FILES = 4096
+_CLEAN_UP_TRIES = 250
+_CLEAN_UP_SECONDS = 0.02
+_ENV = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",
+    "HOME": namespace.WORKSPACE,
+    "PWD": namespace.WORKSPACE,
+    "USER": "agent",
+    "LOGNAME": "agent",
+    "SHELL": "/bin/bash",
+    "LANG": "C.UTF-8",
+}
+_ENTER_GROUPS = 'while [ "$1" != -- ]; do echo $$ > "$1/cgroup.procs" || exit 125; shift; done; shift; exec "$@"'
+"""A process enters its cgroups before it becomes bwrap: nothing of the sandbox ever runs outside of them."""
+
+
+class BubblewrapSandbox:
+    """One running bwrap. See `base.RunningSandbox`."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], url: str, groups: list[Path], log: Path
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.url = url
+        self.ended: asyncio.Future[str] = loop.create_future()
+        self._process, self._groups, self._log = process, groups, log
+        self._pidfd = os.pidfd_open(process.pid)
+        loop.add_reader(self._pidfd, self._exited)
+
+    def kill(self) -> None:
+        """See `base.RunningSandbox`. bwrap's death is its PID 1's death, and that is everybody's in the namespace."""
+        if self._process.returncode is None:
+            self._process.kill()
+
+    def _exited(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        code = self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        words = self._log.read_text("utf-8", "replace").strip().splitlines()
+        self._log.unlink()
+        self._clean_up(
+            f"exit code {code}" + (f": {words[-1][:500]}" if words else ""), _CLEAN_UP_TRIES
+        )
+
+    def _clean_up(self, how: str, tries: int) -> None:
+        # The last processes of the namespace leave their cgroup a moment after bwrap has gone.
+        if cgroups.remove(self._groups) or tries == 0:
+            self.ended.set_result(how)
+        else:
+            asyncio.get_running_loop().call_later(_CLEAN_UP_SECONDS, self._clean_up, how, tries - 1)
+
+
+class BubblewrapRuntime:
+    """See `base.Runtime`.
+
+    Args:
+        work_dir: A folder of the pool manager's own.
+        use_cgroups: False: resource limits only, as on a machine without writable cgroups.
+        own_uids: False: a user namespace, as for a caller who is not root. None: as the machine allows.
+
+    Raises:
+        MachineError: bubblewrap is missing, or forbidden to make namespaces.
+    """
+
+    name = "bubblewrap"
+
+    def __init__(
+        self, work_dir: Path, *, use_cgroups: bool = True, own_uids: bool | None = None
+    ) -> None:
+        self._bwrap = namespace.find_bwrap()
+        self._own_uids = _own_uids_work(self._bwrap) if own_uids is None else own_uids
+        if not self._own_uids and (complaint := namespace.complaint(self._bwrap, own_uid=False)):
+            fix = "allow user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone) or run as root"
+            raise MachineError(
+                "user namespaces", f"bubblewrap cannot isolate here ({complaint})", fix
+            )
+        self._work_dir = work_dir
+        self._work_dir.mkdir(parents=True, exist_ok=True)
+        self._hierarchies = cgroups.find() if use_cgroups else []
+        cgroups.sweep(self._hierarchies)
+        compileall.compile_dir(namespace.guest_folder(), maxlevels=0, quiet=2)
+
+    def limits(self) -> dict[str, str]:
+        """See `base.Runtime`."""
+        return {
+            "network": "none",
+            "disk": "tmpfs",
+            "pids": "cgroup" if self._by_cgroup("pids_file") else "rlimit",
+            "memory": "cgroup" if self._by_cgroup("memory_file") else "rlimit per process",
+            "cpu": "rlimit per process",
+            "user": "own uid" if self._own_uids else "user namespace",
+        }
+
+    def start(self, spec: SandboxSpec) -> BubblewrapSandbox:
+        """See `base.Runtime`. Call from the main thread: bwrap dies with the *thread* that started it."""
+        groups: list[Path] = []
+        log = self._work_dir / f"{spec.id}.log"
+        try:
+            with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
+                for hierarchy in self._hierarchies:
+                    groups.append(self._group(hierarchy, spec))
+                process = self._spawn(spec, listener.fileno(), groups, log)
+                # pass_fds keeps the number.
+                self._configure(process, spec, listener.fileno())
+                url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        except OSError as error:
+            cgroups.remove(groups)
+            raise SandboxError(f"sandbox {spec.id} does not start: {error}") from None
+        return BubblewrapSandbox(process, url, groups, log)
+
+    def close(self) -> None:
+        """See `base.Runtime`."""
+        cgroups.sweep(self._hierarchies)
+
+    def _by_cgroup(self, file: str) -> bool:
+        return any(getattr(hierarchy, file) for hierarchy in self._hierarchies)
+
+    def _uid(self, spec: SandboxSpec) -> int | None:
+        if not self._own_uids:
+            return None
+        manager = os.getpid() % (1 << 18)
+        return FIRST_UID + manager * UIDS_PER_MANAGER + spec.index % UIDS_PER_MANAGER
+
+    def _group(self, hierarchy: cgroups.Hierarchy, spec: SandboxSpec) -> Path:
+        limits = spec.limits
+        writable = namespace.writable_bytes(limits.disk_mib * namespace.MIB)
+        memory_bytes = limits.memory_mib * namespace.MIB + writable + GUEST_MEMORY_BYTES
+        return hierarchy.make(
+            f"{os.getpid()}-{spec.id}", pids=limits.pids + GUEST_PIDS, memory_bytes=memory_bytes
+        )
+
+    def _spawn(
+        self, spec: SandboxSpec, listener_fd: int, groups: list[Path], log: Path
+    ) -> subprocess.Popen[bytes]:
+        passwd, group = (_memory_file(text) for text in namespace.user_files(self._uid(spec)))
+        try:
+            argv = namespace.isolation(self._bwrap, own_uid=self._own_uids)
+            argv += namespace.view(spec.limits.disk_mib * namespace.MIB, passwd, group)
+            argv += ["--", *namespace.guest_command()]
+            if groups:
+                argv = ["/bin/sh", "-c", _ENTER_GROUPS, "sh", *map(str, groups), "--", *argv]
+            with log.open("wb") as stderr:
+                return subprocess.Popen(
+                    argv,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=stderr,
+                    pass_fds=(listener_fd, passwd, group),
+                    env={"PATH": _ENV["PATH"]},
+                    start_new_session=True,
+                )
+        finally:
+            os.close(passwd)
+            os.close(group)
+
+    def _configure(
+        self, process: subprocess.Popen[bytes], spec: SandboxSpec, listener_fd: int
+    ) -> None:
+        config: dict[str, Any] = {
+            "id": spec.id,
+            "key": spec.key.hex(),
+            "listener": listener_fd,
+            "uid": self._uid(spec),
+            "rlimits": self._rlimits(spec),
+            "env": _ENV,
+            "workspace": namespace.WORKSPACE,
+            "folders": namespace.FOLDERS,
+            "marker": f"{namespace.BOOT_FOLDER}/booted",
+            "oom": self._own_uids,
+        }
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(config).encode() + b"\n")
+        process.stdin.flush()
+
+    def _rlimits(self, spec: SandboxSpec) -> dict[str, int]:
+        rlimits = {
+            "RLIMIT_CORE": 0,
+            "RLIMIT_MSGQUEUE": 0,  # a POSIX queue would outlive the episode, and no list of them can be had
+            "RLIMIT_NOFILE": NUM_OPEN_FILES,
+            "RLIMIT_NPROC": spec.limits.pids,
+        }
+        if spec.limits.cpu_seconds is not None:
+            rlimits["RLIMIT_CPU"] = spec.limits.cpu_seconds
+        if not self._by_cgroup("memory_file"):
+            rlimits["RLIMIT_AS"] = spec.limits.memory_mib * namespace.MIB
+        return rlimits
+
+
+def _own_uids_work(bwrap: str) -> bool:
+    return os.geteuid() == 0 and namespace.complaint(bwrap, own_uid=True) is None
+
+
+def _memory_file(text: str) -> int:
+    fd = os.memfd_create("rljob")
+    os.write(fd, text.encode())
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd

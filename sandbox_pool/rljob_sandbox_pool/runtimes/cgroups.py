@@ -1,0 +1,78 @@
+"""Limits by cgroup, where this machine lets us make one: pids and memory, versions 1 and 2.
+
+A cgroup of its own bounds a whole sandbox; a resource limit bounds one process (memory) or one user (pids).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+_ROOT = Path("/sys/fs/cgroup")
+_PREFIX = "rljob-sandbox-"
+
+
+class Hierarchy(msgspec.Struct, frozen=True):
+    """A folder under which sandboxes get cgroups, and the files that hold the limits."""
+
+    parent: Path
+    pids_file: str = ""
+    memory_file: str = ""
+
+    def make(self, name: str, *, pids: int, memory_bytes: int) -> Path:
+        """A cgroup with limits. Raises OSError."""
+        path = self.parent / (_PREFIX + name)
+        path.mkdir(exist_ok=True)
+        if self.pids_file:
+            (path / self.pids_file).write_text(str(pids))
+        if self.memory_file:
+            (path / self.memory_file).write_text(str(memory_bytes))
+        return path
+
+
+def find() -> list[Hierarchy]:
+    """The hierarchies that can be used; empty where none can."""
+    paths: dict[str, str] = {}
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        for controller in controllers.split(","):
+            paths[controller] = path.lstrip("/")
+    candidates = [
+        Hierarchy(_ROOT / "pids" / paths.get("pids", ""), pids_file="pids.max"),
+        Hierarchy(_ROOT / "memory" / paths.get("memory", ""), memory_file="memory.limit_in_bytes"),
+        Hierarchy(_ROOT / paths.get("", ""), pids_file="pids.max", memory_file="memory.max"),
+    ]
+    return [hierarchy for hierarchy in candidates if _usable(hierarchy)]
+
+
+def _usable(hierarchy: Hierarchy) -> bool:
+    try:
+        hierarchy.make(f"probe-{os.getpid()}", pids=64, memory_bytes=1 << 28).rmdir()
+    except OSError:
+        _remove(hierarchy.parent / f"{_PREFIX}probe-{os.getpid()}")
+        return False
+    return True
+
+
+def _remove(path: Path) -> bool:
+    try:
+        path.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def remove(paths: list[Path]) -> bool:
+    """Remove cgroups that have become empty; False while one has not."""
+    return all([_remove(path) for path in paths])
+
+
+def sweep(hierarchies: list[Hierarchy]) -> None:
+    """Remove the empty cgroups that a killed pool manager left; those in use refuse to go."""
+    for hierarchy in hierarchies:
+        for path in hierarchy.parent.glob(_PREFIX + "*"):
+            _remove(path)
