@@ -73,7 +73,7 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A session that nobody uses for so long, open or closed, is forgotten."""
 
 
-class Session(msgspec.Struct, kw_only=True):
+class Session(msgspec.Struct, kw_only=True, omit_defaults=True):
     """gateway → worker. An open session."""
 
     id: str

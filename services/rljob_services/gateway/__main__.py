@@ -23,6 +23,7 @@ from rljob_services.gateway.app import control_app, data_app
 from rljob_services.gateway.session import Service
 from rljob_services.gateway.sessions import Sessions
 from rljob_services.gateway.template import load_template
+from rljob_services.gateway.transport import PoolTransport
 from rljob_services.gateway.turn import ReadyGate
 
 KEEP_ALIVE_SECONDS = 75
@@ -53,7 +54,8 @@ async def serve(settings: Settings) -> None:
     if not template.can_continue:
         log.warning("template_not_continuable", effect="every turn becomes a chain of its own")
     clock = SystemClock()
-    async with EngineClient(settings.engine_url, settings.token) as engine:
+    transport = PoolTransport(settings.engine_url)
+    async with EngineClient(settings.engine_url, settings.token, transport=transport) as engine:
         gate = ReadyGate(engine, clock)
         sessions = Sessions(Service(template, engine, gate, clock))
         servers = [
