@@ -20,7 +20,7 @@ import httpx
 import msgspec
 
 from rljob.clock import Clock, SystemClock
-from rljob.errors import CorruptError, DeadlineError, EngineError, EngineNotReadyError
+from rljob.errors import CorruptError, DeadlineError, EngineError, EngineNotReadyError, RLJobError
 from rljob.ids import PolicyVersion
 
 MODEL_NAME = "policy"
@@ -30,6 +30,7 @@ HEADER_BOOT_ID = "x-rljob-boot-id"
 HEADER_INCARNATION = "x-rljob-incarnation"
 HEADER_N = "x-rljob-n"
 HEADER_STATE = "x-rljob-state"
+HEADER_VERDICT = "x-rljob-verdict"
 
 KEEPALIVE_SECONDS = 2.0
 """Idle connections are dropped before the server (5 s by default) can, or a request could meet a closing socket."""
@@ -105,6 +106,10 @@ class ParsedTurn(msgspec.Struct, kw_only=True, frozen=True):
     tool_calls: list[ParsedToolCall] = []
 
 
+class OldWeightsError(EngineError):
+    """After a load the canary did not score like the new weights (verdict `old`): the engine restarts."""
+
+
 class EngineClient:
     """Client of one engine. Safe to share between tasks; `aclose` when done.
 
@@ -128,10 +133,16 @@ class EngineClient:
         self._http = httpx.AsyncClient(
             base_url=url,
             headers={"authorization": f"Bearer {token}"} if token else {},
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEPALIVE_SECONDS),
+            limits=httpx.Limits(
+                max_connections=None,
+                max_keepalive_connections=None,
+                keepalive_expiry=KEEPALIVE_SECONDS,
+            ),
             transport=transport,
             trust_env=False,
-            verify=url.startswith("https"),  # loading certificates costs 20 ms and loopback has none
+            verify=url.startswith(
+                "https"
+            ),  # loading certificates costs 20 ms and loopback has none
         )
 
     async def __aenter__(self) -> EngineClient:
@@ -144,7 +155,9 @@ class EngineClient:
         """Close the connections."""
         await self._http.aclose()
 
-    async def generate(self, request: GenerateRequest, *, timeout_seconds: float = 300.0) -> Generation:
+    async def generate(
+        self, request: GenerateRequest, *, timeout_seconds: float = 300.0
+    ) -> Generation:
         """Sample up to `max_tokens` tokens.
 
         Raises:
@@ -183,15 +196,28 @@ class EngineClient:
             token_ids: The turn as sampled; the engine decodes it.
             timeout_seconds: How long to wait.
         """
-        body = {"tools": list(tools), "text": text, "token_ids": None if token_ids is None else list(token_ids)}
-        return _decode(await self._call("POST", "/rljob/v1/parse", body, timeout_seconds), ParsedTurn)
+        body = {
+            "tools": list(tools),
+            "text": text,
+            "token_ids": None if token_ids is None else list(token_ids),
+        }
+        return _decode(
+            await self._call("POST", "/rljob/v1/parse", body, timeout_seconds), ParsedTurn
+        )
 
     async def status(self, *, timeout_seconds: float = 10.0) -> EngineStatus:
         """Who the engine is and what it serves. Raises EngineError when it cannot be reached."""
-        return _decode(await self._call("GET", "/rljob/v1/status", None, timeout_seconds), EngineStatus)
+        return _decode(
+            await self._call("GET", "/rljob/v1/status", None, timeout_seconds), EngineStatus
+        )
 
     async def switch(
-        self, version: PolicyVersion, path: Path | str, digest: str = "", *, timeout_seconds: float = 300.0
+        self,
+        version: PolicyVersion,
+        path: Path | str,
+        digest: str = "",
+        *,
+        timeout_seconds: float = 300.0,
     ) -> SwitchResult:
         """Serve `version` from the directory `path` (as the engine sees it) from now on.
 
@@ -206,7 +232,8 @@ class EngineClient:
 
         Raises:
             CorruptError: the directory does not verify; the engine goes on serving what it served.
-            EngineError: the switch failed, or the canary said `old` (the engine restarts then).
+            OldWeightsError: the canary's verdict was `old`; the engine restarts.
+            EngineError: the switch failed: before loading began the old version goes on, after it the engine restarts.
         """
         body = {
             "incarnation": version.incarnation,
@@ -215,7 +242,9 @@ class EngineClient:
             "digest": digest,
             "timeout_seconds": timeout_seconds,
         }
-        return _decode(await self._call("POST", "/rljob/v1/switch", body, timeout_seconds + 10.0), SwitchResult)
+        return _decode(
+            await self._call("POST", "/rljob/v1/switch", body, timeout_seconds + 10.0), SwitchResult
+        )
 
     async def wait_ready(self, deadline_seconds: float, *, poll_seconds: float = 0.1) -> float:
         """Wait until the engine serves a version; return the seconds waited. Raises DeadlineError past the deadline."""
@@ -232,29 +261,43 @@ class EngineClient:
             await self._clock.sleep(poll_seconds)
         raise DeadlineError(f"no engine was ready within {waited:.0f} s ({last})")
 
-    async def _call(self, method: str, path: str, body: object | None, timeout_seconds: float) -> httpx.Response:
+    async def _call(
+        self, method: str, path: str, body: object | None, timeout_seconds: float
+    ) -> httpx.Response:
         content = None if body is None else msgspec.json.encode(body)
         headers = {} if body is None else {"content-type": "application/json"}
         try:
             async with asyncio.timeout(timeout_seconds):
-                response = await self._http.request(method, path, content=content, headers=headers, timeout=None)
+                response = await self._http.request(
+                    method, path, content=content, headers=headers, timeout=None
+                )
         except TimeoutError:
-            raise DeadlineError(f"engine did not answer {path} within {timeout_seconds:.0f} s") from None
+            raise DeadlineError(
+                f"engine did not answer {path} within {timeout_seconds:.0f} s"
+            ) from None
         except httpx.TransportError as error:
-            raise EngineError(f"engine at {self.url} is unreachable: {type(error).__name__} {error}".rstrip()) from error
+            raise EngineError(
+                f"engine at {self.url} is unreachable: {type(error).__name__} {error}".rstrip()
+            ) from error
         if response.status_code != httpx.codes.OK:
             raise _refusal(path, response)
         return response
 
 
-def _refusal(path: str, response: httpx.Response) -> EngineError | CorruptError:
+def _refusal(path: str, response: httpx.Response) -> RLJobError:
     """The error that an answer other than 200 stands for."""
     state = response.headers.get(HEADER_STATE, "")
     text = response.text[:500]
-    if response.status_code == httpx.codes.SERVICE_UNAVAILABLE and state in {"starting", "empty", "switching"}:
+    if response.status_code == httpx.codes.SERVICE_UNAVAILABLE and state in {
+        "starting",
+        "empty",
+        "switching",
+    }:
         return EngineNotReadyError(state, float(response.headers.get("retry-after", "1")))
     if response.status_code == httpx.codes.UNPROCESSABLE_ENTITY and path.endswith("/switch"):
         return CorruptError(text)
+    if response.headers.get(HEADER_VERDICT) == "old":
+        return OldWeightsError(text)
     return EngineError(f"engine refused {path}: {response.status_code} {text}")
 
 
@@ -287,12 +330,18 @@ def _generation(response: httpx.Response) -> Generation:
     choice = _decode(response, _Completion).choices[0]
     logprobs = choice.logprobs.token_logprobs if choice.logprobs else []
     if len(logprobs) != len(choice.token_ids):
-        raise EngineError(f"engine answered {len(choice.token_ids)} tokens but {len(logprobs)} logprobs")
+        raise EngineError(
+            f"engine answered {len(choice.token_ids)} tokens but {len(logprobs)} logprobs"
+        )
     try:
-        version = PolicyVersion(int(response.headers[HEADER_INCARNATION]), int(response.headers[HEADER_N]))
+        version = PolicyVersion(
+            int(response.headers[HEADER_INCARNATION]), int(response.headers[HEADER_N])
+        )
         boot_id = response.headers[HEADER_BOOT_ID]
     except (KeyError, ValueError):
-        raise EngineError("engine answered without a policy version in its headers: is vllm_plugin loaded?") from None
+        raise EngineError(
+            "engine answered without a policy version in its headers: is vllm_plugin loaded?"
+        ) from None
     return Generation(
         token_ids=choice.token_ids,
         logprobs=logprobs,

@@ -9,12 +9,13 @@ have a hash; the engine checks the tensors once more as it loads them. No torch 
 
 from __future__ import annotations
 
+import builtins
 import hashlib
 import json
 import os
 import secrets
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ class WeightStore:
         """Where a version is or would be."""
         return self.root / str(version)
 
-    def list(self) -> list[PolicyVersion]:
+    def list(self) -> builtins.list[PolicyVersion]:
         """Published versions, oldest first."""
         names = (path.parent.name for path in self.root.glob(f"*/{MANIFEST}"))
         return sorted(PolicyVersion.parse(name) for name in names if not name.startswith("."))
@@ -111,7 +112,7 @@ class WeightStore:
         self,
         version: PolicyVersion,
         source: Path | str,
-        canary: Canary | None,
+        canary: Canary | Mapping[str, Any] | None,
         *,
         tensors: Sequence[RawTensor] | None = None,
     ) -> str:
@@ -128,12 +129,14 @@ class WeightStore:
         """
         self.root.mkdir(parents=True, exist_ok=True)
         for abandoned in self.root.glob(f"{_TEMPORARY}*"):
-            shutil.rmtree(abandoned, ignore_errors=True)  # one trainer publishes: its predecessor died half-way
+            shutil.rmtree(
+                abandoned, ignore_errors=True
+            )  # one trainer publishes: its predecessor died half-way
         scratch = self.root / f"{_TEMPORARY}{version}-{secrets.token_hex(4)}"
         scratch.mkdir()
         try:
             hashes = _fill(scratch, Path(source), tensors)
-            manifest = _sealed(version, scratch, hashes, canary)
+            manifest = _sealed(version, scratch, hashes, _canary(canary))
             if self.path(version).exists():
                 return self._already(version, manifest)
             _write(scratch / MANIFEST, _canonical(manifest))
@@ -162,7 +165,11 @@ class WeightStore:
         """Hash every file and tensor of a version. Raises VersionGoneError, CorruptError."""
         manifest = self.manifest(version)
         _verify_files(self.path(version), manifest)
-        actual = {name: digest for file in _safetensors(self.path(version)) for name, digest in _hash_tensors(file)}
+        actual = {
+            name: digest
+            for file in _safetensors(self.path(version))
+            for name, digest in _hash_tensors(file)
+        }
         if actual != manifest.tensors:
             raise CorruptError(f"weights {version}: tensors do not match the manifest")
         return manifest
@@ -175,7 +182,10 @@ class WeightStore:
             CorruptError: a file does not verify.
         """
         manifest = self.manifest(version)
-        target, scratch = Path(dest) / str(version), Path(dest) / f"{_TEMPORARY}{version}-{secrets.token_hex(4)}"
+        target, scratch = (
+            Path(dest) / str(version),
+            Path(dest) / f"{_TEMPORARY}{version}-{secrets.token_hex(4)}",
+        )
         if target.exists():
             if _read_manifest(target, version).digest == manifest.digest:
                 return target
@@ -187,12 +197,16 @@ class WeightStore:
             _verify_files(scratch, manifest)
             scratch.rename(target)
         except FileNotFoundError as error:
-            raise VersionGoneError(f"weights {version} vanished while being fetched: {error.filename}") from None
+            raise VersionGoneError(
+                f"weights {version} vanished while being fetched: {error.filename}"
+            ) from None
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         return target
 
-    def prune(self, keep: int, held: Collection[PolicyVersion] = ()) -> list[PolicyVersion]:
+    def prune(
+        self, keep: int, held: Collection[PolicyVersion] = ()
+    ) -> builtins.list[PolicyVersion]:
         """Remove all but the `keep` newest versions and those `held`; return what was removed."""
         removed = [version for version in self.list()[: -keep or None] if version not in held]
         for version in removed:
@@ -203,21 +217,34 @@ class WeightStore:
         return removed
 
 
+def _canary(canary: Canary | Mapping[str, Any] | None) -> Canary | None:
+    return (
+        canary
+        if canary is None or isinstance(canary, Canary)
+        else msgspec.convert(dict(canary), Canary)
+    )
+
+
 def _canonical(manifest: WeightsManifest) -> bytes:
-    return json.dumps(msgspec.to_builtins(manifest), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    return json.dumps(
+        msgspec.to_builtins(manifest), sort_keys=True, separators=(",", ":"), allow_nan=False
+    ).encode()
 
 
 def _digest(manifest: WeightsManifest) -> str:
     body = msgspec.to_builtins(manifest)
     del body["digest"]
-    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    ).hexdigest()
 
 
 def _sealed(
     version: PolicyVersion, folder: Path, hashes: dict[str, str], canary: Canary | None
 ) -> WeightsManifest:
     files = {
-        path.name: FileEntry(bytes=path.stat().st_size, sha256=_hash_file(path)) for path in sorted(folder.iterdir())
+        path.name: FileEntry(bytes=path.stat().st_size, sha256=_hash_file(path))
+        for path in sorted(folder.iterdir())
     }
     manifest = WeightsManifest(
         incarnation=version.incarnation, n=version.n, tensors=hashes, files=files, canary=canary
@@ -258,7 +285,11 @@ def write_safetensors(path: Path, tensors: Sequence[RawTensor]) -> None:
     for tensor in tensors:
         size = memoryview(tensor.data).nbytes
         offsets = [position, position + size]
-        header[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": offsets}
+        header[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": offsets,
+        }
         position += size
     raw = json.dumps(header, separators=(",", ":")).encode()
     raw += b" " * (-len(raw) % 8)  # the format wants its data aligned

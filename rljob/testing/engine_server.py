@@ -18,7 +18,15 @@ from typing import Any
 
 import msgspec
 
-from rljob.engine import HEADER_BOOT_ID, HEADER_INCARNATION, HEADER_N, HEADER_STATE, EngineState, Verdict
+from rljob.engine import (
+    HEADER_BOOT_ID,
+    HEADER_INCARNATION,
+    HEADER_N,
+    HEADER_STATE,
+    HEADER_VERDICT,
+    EngineState,
+    Verdict,
+)
 from rljob.ids import PolicyVersion, new_boot_id
 from rljob.testing import simulated_policy as policy
 
@@ -49,7 +57,9 @@ class SimulatedEngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     def from_env(cls, env: Mapping[str, str]) -> SimulatedEngineOptions:
         """Read `RLJOB_SIM_*`. Raises msgspec.ValidationError on a malformed value."""
         names = {f"RLJOB_SIM_{name.upper()}": name for name in cls.__struct_fields__}
-        return msgspec.convert({names[key]: value for key, value in env.items() if key in names}, cls, strict=False)
+        return msgspec.convert(
+            {names[key]: value for key, value in env.items() if key in names}, cls, strict=False
+        )
 
 
 class _RefusedError(Exception):
@@ -92,7 +102,11 @@ class SimulatedEngine:
     @property
     def state(self) -> EngineState:
         """See `EngineState`."""
-        return "starting" if time.monotonic() - self._began < self.options.start_seconds else self._state
+        return (
+            "starting"
+            if time.monotonic() - self._began < self.options.start_seconds
+            else self._state
+        )
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -104,11 +118,16 @@ class SimulatedEngine:
         except _RefusedError as refused:
             status, message, headers = refused.args
             body = {"error": message}
-        raw = [(b"content-type", b"application/json"), *((k.encode(), str(v).encode()) for k, v in headers.items())]
+        raw = [
+            (b"content-type", b"application/json"),
+            *((k.encode(), str(v).encode()) for k, v in headers.items()),
+        ]
         await send({"type": "http.response.start", "status": status, "headers": raw})
         await send({"type": "http.response.body", "body": json.dumps(body).encode()})
 
-    async def _route(self, scope: MutableMapping[str, Any], raw: bytes) -> tuple[Any, dict[str, Any]]:
+    async def _route(
+        self, scope: MutableMapping[str, Any], raw: bytes
+    ) -> tuple[Any, dict[str, Any]]:
         routes: dict[tuple[str, str], Callable[[Any], Awaitable[tuple[Any, dict[str, Any]]]]] = {
             ("GET", "/rljob/v1/status"): self._status,
             ("POST", "/rljob/v1/switch"): self._switch,
@@ -117,7 +136,10 @@ class SimulatedEngine:
         }
         if scope["path"] in {"/health", "/healthz"}:
             return {}, {}
-        if self._token and dict(scope["headers"]).get(b"authorization") != f"Bearer {self._token}".encode():
+        if (
+            self._token
+            and dict(scope["headers"]).get(b"authorization") != f"Bearer {self._token}".encode()
+        ):
             raise _RefusedError(401, "a bearer token is needed", {})
         if (handler := routes.get((scope["method"], scope["path"]))) is None:
             raise _RefusedError(404, f"no route {scope['method']} {scope['path']}", {})
@@ -138,24 +160,37 @@ class SimulatedEngine:
     async def _complete(self, body: Any) -> tuple[Any, dict[str, Any]]:
         version = self.version
         if version is None or self.state != "ready":
-            raise _RefusedError(503, f"engine is {self.state}", {"retry-after": "1", HEADER_STATE: self.state})
+            raise _RefusedError(
+                503, f"engine is {self.state}", {"retry-after": "1", HEADER_STATE: self.state}
+            )
         self._running += 1
         try:
             choice = await self._sample(body, version, self._abort)
         finally:
             self._running -= 1
-        headers = {HEADER_BOOT_ID: self.boot_id, HEADER_INCARNATION: version.incarnation, HEADER_N: version.n}
+        headers = {
+            HEADER_BOOT_ID: self.boot_id,
+            HEADER_INCARNATION: version.incarnation,
+            HEADER_N: version.n,
+        }
         return {"choices": [choice]}, headers
 
-    async def _sample(self, body: Any, version: PolicyVersion, abort: asyncio.Event) -> dict[str, Any]:
+    async def _sample(
+        self, body: Any, version: PolicyVersion, abort: asyncio.Event
+    ) -> dict[str, Any]:
         prompt, options = body["prompt"], self.options
         key = hash(tuple(prompt))
         self._seen[key] += 1
         ask = self._seen[key]
         if len(self._seen) > _MAX_SEEN_PROMPTS:
             self._seen.clear()
-        is_right = policy.chance(prompt, version, ask) < policy.skill(version.n, options.skill, options.skill_gain)
-        ids = policy.continuation(self._tokenizer, prompt, options.turns, is_right) + list(body["stop_token_ids"])[:1]
+        is_right = policy.chance(prompt, version, ask) < policy.skill(
+            version.n, options.skill, options.skill_gain
+        )
+        ids = (
+            policy.continuation(self._tokenizer, prompt, options.turns, is_right)
+            + list(body["stop_token_ids"])[:1]
+        )
         reason = "stop" if len(ids) <= body["max_tokens"] else "length"
         ids = ids[: body["max_tokens"]]
         for done in range(_SLICES):
@@ -163,11 +198,15 @@ class SimulatedEngine:
                 reason, ids = "abort", ids[: len(ids) * done // _SLICES]
                 break
             await asyncio.sleep(options.turn_seconds / _SLICES)
-        logprobs = [-0.01 - policy.chance(version, position, token) for position, token in enumerate(ids)]
+        logprobs = [
+            -0.01 - policy.chance(version, position, token) for position, token in enumerate(ids)
+        ]
         return {"token_ids": ids, "logprobs": {"token_logprobs": logprobs}, "finish_reason": reason}
 
     async def _switch(self, body: Any) -> tuple[Any, dict[str, Any]]:
-        task = asyncio.create_task(self._switch_to(PolicyVersion(body["incarnation"], body["n"]), body))
+        task = asyncio.create_task(
+            self._switch_to(PolicyVersion(body["incarnation"], body["n"]), body)
+        )
         self._switches.add(task)
         task.add_done_callback(self._switches.discard)
         return await asyncio.shield(task), {}
@@ -187,11 +226,19 @@ class SimulatedEngine:
             if self.options.verdict == "old":
                 self._state = "failed"
                 self._exit_process(1)
-                raise _RefusedError(500, "the canary scored like the old weights", {HEADER_STATE: "failed"})
+                raise _RefusedError(
+                    500,
+                    "the canary scored like the old weights",
+                    {HEADER_STATE: "failed", HEADER_VERDICT: "old"},
+                )
             self.version, self._state, self._abort = version, "ready", asyncio.Event()
             self.num_switches += 1
             now = time.monotonic()
-            return {"verdict": self.options.verdict, "seconds": now - began, "pause_seconds": now - paused}
+            return {
+                "verdict": self.options.verdict,
+                "seconds": now - began,
+                "pause_seconds": now - paused,
+            }
 
 
 def _check_manifest(path: Path, version: PolicyVersion, digest: str) -> None:
@@ -200,7 +247,9 @@ def _check_manifest(path: Path, version: PolicyVersion, digest: str) -> None:
     except (OSError, ValueError) as error:
         raise _RefusedError(422, f"{path}: {error}", {}) from None
     if (manifest["incarnation"], manifest["n"]) != version:
-        raise _RefusedError(422, f"{path} holds {manifest['incarnation']}-{manifest['n']}, not {version}", {})
+        raise _RefusedError(
+            422, f"{path} holds {manifest['incarnation']}-{manifest['n']}, not {version}", {}
+        )
     if digest and manifest["digest"] != digest:
         raise _RefusedError(422, f"{path} has another digest", {})
 

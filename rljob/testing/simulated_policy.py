@@ -88,7 +88,9 @@ def reply(text: str, num_turns: int, is_right: bool) -> str:
     return tool_call("submit", {"answer": named[-1] if named and is_right else WRONG_ANSWER})
 
 
-def continuation(tokenizer: Tokenizer, prompt_ids: Sequence[int], num_turns: int, is_right: bool) -> list[int]:
+def continuation(
+    tokenizer: Tokenizer, prompt_ids: Sequence[int], num_turns: int, is_right: bool
+) -> list[int]:
     """The rest of the turn that `prompt_ids` ends in, without a stop token. A turn begun in another mind is ended."""
     text = tokenizer.decode(prompt_ids)
     begins = [match.end() for match in _ASSISTANT.finditer(text)]

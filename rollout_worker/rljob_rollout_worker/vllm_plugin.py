@@ -57,7 +57,11 @@ DTYPES = {
 
 # ---- weights: what a published directory must hold -------------------------------------------------------------------------
 class RefusedError(Exception):
-    """A switch that was refused or undone before anything was loaded: (status, message)."""
+    """A request that is not answered with 200: (status, message)."""
+
+
+class OldWeightsError(RuntimeError):
+    """The canary does not score like the weights that were loaded."""
 
 
 def read_manifest(path: Path, version: tuple[int, int], digest: str) -> dict[str, Any]:
@@ -66,17 +70,23 @@ def read_manifest(path: Path, version: tuple[int, int], digest: str) -> dict[str
         manifest = json.loads((path / MANIFEST).read_bytes())
         named = (manifest["incarnation"], manifest["n"])
         body = {key: value for key, value in manifest.items() if key != "digest"}
-        actual = hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        actual = hashlib.sha256(
+            json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+        ).hexdigest()
         if manifest["digest"] != actual or (digest and digest != actual):
             raise RefusedError(422, f"{path / MANIFEST}: its digest does not verify")
         if named != version:
-            raise RefusedError(422, f"{path} holds version {named[0]}-{named[1]}, not {version[0]}-{version[1]}")
+            raise RefusedError(
+                422, f"{path} holds version {named[0]}-{named[1]}, not {version[0]}-{version[1]}"
+            )
         return manifest
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RefusedError(422, f"{path / MANIFEST}: {error!r}") from None
 
 
-def read_tensors(path: Path, hashes: dict[str, str]) -> Iterator[tuple[str, str, list[int], bytearray]]:
+def read_tensors(
+    path: Path, hashes: dict[str, str]
+) -> Iterator[tuple[str, str, list[int], bytearray]]:
     """Name, safetensors dtype, shape and bytes of every tensor in `path`, each checked as it is read.
 
     Raises:
@@ -95,7 +105,9 @@ def read_tensors(path: Path, hashes: dict[str, str]) -> Iterator[tuple[str, str,
                 if stream.readinto(data) != end - begin:
                     raise ValueError(f"{file.name}: {name} is torn")
                 if hashes.get(name) != tensor_hash(entry["dtype"], entry["shape"], data):
-                    raise ValueError(f"{file.name}: {name} is not the tensor that the manifest names")
+                    raise ValueError(
+                        f"{file.name}: {name} is not the tensor that the manifest names"
+                    )
                 missing.discard(name)
                 yield name, entry["dtype"], entry["shape"], data
     if missing:
@@ -137,7 +149,9 @@ class WorkerExtension:
 
 
 # ---- canary ----------------------------------------------------------------------------------------------------------------
-def judge(expected: list[float], before: list[float], after: list[float], noise: float, *, strict: bool) -> str:
+def judge(
+    expected: list[float], before: list[float], after: list[float], noise: float, *, strict: bool
+) -> str:
     """`new`, `old` or `indistinguishable`, from logprobs of the same tokens.
 
     Args:
@@ -165,7 +179,9 @@ async def score(engine: Any, canary: dict[str, Any]) -> list[float]:
     prompt = canary["prompt_ids"] + canary["token_ids"]
     params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
     last = None
-    async for output in engine.generate({"prompt_token_ids": prompt}, params, f"rljob-canary-{secrets.token_hex(4)}"):
+    async for output in engine.generate(
+        {"prompt_token_ids": prompt}, params, f"rljob-canary-{secrets.token_hex(4)}"
+    ):
         last = output
     if last is None or not last.prompt_logprobs:
         raise RuntimeError("the engine did not score the canary")
@@ -216,7 +232,10 @@ class Middleware:
         return not self.token or hmac.compare_digest(given, f"Bearer {self.token}".encode())
 
     def _headers(self) -> list[tuple[bytes, bytes]]:
-        headers = [(b"x-rljob-boot-id", self.boot_id.encode()), (b"x-rljob-state", self.state.encode())]
+        headers = [
+            (b"x-rljob-boot-id", self.boot_id.encode()),
+            (b"x-rljob-state", self.state.encode()),
+        ]
         if self.version is not None:
             incarnation, n = self.version
             headers += [(b"x-rljob-incarnation", b"%d" % incarnation), (b"x-rljob-n", b"%d" % n)]
@@ -249,14 +268,20 @@ class Middleware:
         if route is None:
             await _answer(send, 404, {"error": "no such route"})
             return
+        extra: list[tuple[bytes, bytes]] = []
         try:
             body = json.loads(await _body(receive) or b"{}")
             status, answer = 200, await route(scope["app"].state, body)
         except RefusedError as refused:
             status, answer = refused.args[0], {"error": refused.args[1]}
+            extra = (
+                [(b"x-rljob-verdict", b"old")]
+                if isinstance(refused.__cause__, OldWeightsError)
+                else []
+            )
         except (ValueError, KeyError, TypeError) as error:
             status, answer = 400, {"error": f"malformed request: {error!r}"}
-        await _answer(send, status, answer, self._headers())
+        await _answer(send, status, answer, [*self._headers(), *extra])
 
     async def _status(self, state: Any, _: Any) -> dict[str, Any]:
         import vllm
@@ -273,13 +298,21 @@ class Middleware:
     async def _switch(self, state: Any, body: Any) -> dict[str, Any]:
         version = (int(body["incarnation"]), int(body["n"]))
         operation = asyncio.create_task(
-            self._operate(state.engine_client, version, Path(body["path"]), body.get("digest", ""), float(body["timeout_seconds"]))
+            self._operate(
+                state.engine_client,
+                version,
+                Path(body["path"]),
+                body.get("digest", ""),
+                float(body["timeout_seconds"]),
+            )
         )
         self._operations.add(operation)  # owned here: the client may go away
         operation.add_done_callback(self._operations.discard)
         return await asyncio.shield(operation)
 
-    async def _operate(self, engine: Any, version: tuple[int, int], path: Path, digest: str, timeout: float) -> dict[str, Any]:
+    async def _operate(
+        self, engine: Any, version: tuple[int, int], path: Path, digest: str, timeout: float
+    ) -> dict[str, Any]:
         began = time.monotonic()
         async with self._lock:
             if self.state == "failed":
@@ -291,10 +324,14 @@ class Middleware:
                 async with asyncio.timeout(timeout):
                     verdict = await switch.run()
             except Exception as error:  # noqa: BLE001 - the boundary of the operation: undone or fatal, never swallowed
-                raise await switch.failed(error) from None
+                raise await switch.failed(error) from error
             now = time.monotonic()
             logger.info("rljob: serving %d-%d after %.2f s (%s)", *version, now - began, verdict)
-            return {"verdict": verdict, "seconds": now - began, "pause_seconds": now - switch.closed_at}
+            return {
+                "verdict": verdict,
+                "seconds": now - began,
+                "pause_seconds": now - switch.closed_at,
+            }
 
     # ---- parse
     async def _parse(self, state: Any, body: Any) -> dict[str, Any]:
@@ -304,8 +341,16 @@ class Middleware:
 class Switch:
     """One switch, step by step; see the module's docstring."""
 
-    def __init__(self, gate: Middleware, engine: Any, version: tuple[int, int], path: Path, digest: str) -> None:
-        self.gate, self.engine, self.version, self.path, self.digest = gate, engine, version, path, digest
+    def __init__(
+        self, gate: Middleware, engine: Any, version: tuple[int, int], path: Path, digest: str
+    ) -> None:
+        self.gate, self.engine, self.version, self.path, self.digest = (
+            gate,
+            engine,
+            version,
+            path,
+            digest,
+        )
         self.loading = False
         self.closed_at = 0.0
 
@@ -316,11 +361,15 @@ class Switch:
         before = await score(self.engine, canary)
         await self._close()
         self.loading = True
-        counts = await self.engine.collective_rpc("rljob_load", args=(str(self.path), manifest["tensors"]))
+        counts = await self.engine.collective_rpc(
+            "rljob_load", args=(str(self.path), manifest["tensors"])
+        )
         await self._reset_caches()
         verdict = self._judge(canary["logprobs"], before, await score(self.engine, canary))
         if verdict == "old":
-            raise RuntimeError("the canary does not score like the weights that were loaded")
+            raise OldWeightsError(
+                f"the canary does not score like version {self.version[0]}-{self.version[1]}"
+            )
         logger.debug("rljob: workers loaded %s tensors", counts)
         self.gate.version, self.gate.state, self.gate.message = self.version, "ready", ""
         return verdict
@@ -344,7 +393,9 @@ class Switch:
         while self.gate.in_flight:
             await self._abort_all()
             await asyncio.sleep(DRAIN_POLL_SECONDS)
-        await self.engine.resume_generation()  # the gate stays closed; only the canary comes through
+        await (
+            self.engine.resume_generation()
+        )  # the gate stays closed; only the canary comes through
 
     async def _abort_all(self) -> None:
         processor = self.engine.output_processor
@@ -354,7 +405,9 @@ class Switch:
 
     async def _reset_caches(self) -> None:
         while not await self.engine.reset_prefix_cache():
-            await asyncio.sleep(DRAIN_POLL_SECONDS)  # a block is still in use; the operation's deadline bounds this
+            await asyncio.sleep(
+                DRAIN_POLL_SECONDS
+            )  # a block is still in use; the operation's deadline bounds this
         await self.engine.reset_encoder_cache()
 
     def _judge(self, expected: list[float], before: list[float], after: list[float]) -> str:
@@ -370,13 +423,15 @@ class Switch:
         gate.message = message
         if self.loading or self.engine.errored:
             gate.state = "failed"
-            asyncio.get_running_loop().call_later(1.0, exit_process)  # time for the answer and a last scrape
+            asyncio.get_running_loop().call_later(
+                1.0, exit_process
+            )  # time for the answer and a last scrape
             return RefusedError(500, f"{message}; the engine restarts")
         if self.closed_at:
             with contextlib.suppress(Exception):
                 await self.engine.resume_generation()
             gate.state = "ready" if gate.version is not None else "empty"
-        return error if isinstance(error, RefusedError) else RefusedError(503, message)
+        return error if isinstance(error, RefusedError) else RefusedError(409, message)
 
 
 def exit_process() -> None:
@@ -418,10 +473,15 @@ def parse_turn(state: Any, body: dict[str, Any]) -> dict[str, Any]:
     if request.tools and content and (name := state.args.tool_call_parser):
         from vllm.tool_parsers import ToolParserManager
 
-        found = ToolParserManager.get_tool_parser(name)(tokenizer, request.tools).extract_tool_calls(content, request)
+        found = ToolParserManager.get_tool_parser(name)(
+            tokenizer, request.tools
+        ).extract_tool_calls(content, request)
         if found.tools_called:
             content = found.content
-            calls = [{"name": call.function.name, "arguments": call.function.arguments} for call in found.tool_calls]
+            calls = [
+                {"name": call.function.name, "arguments": call.function.arguments}
+                for call in found.tool_calls
+            ]
     return {"content": content, "reasoning": reasoning, "tool_calls": calls}
 
 
@@ -431,7 +491,9 @@ def _reasoning(args: Any, tokenizer: Any, text: str, request: Any) -> tuple[str 
         return None, text
     from vllm.reasoning import ReasoningParserManager
 
-    return ReasoningParserManager.get_reasoning_parser(name)(tokenizer).extract_reasoning(text, request)
+    return ReasoningParserManager.get_reasoning_parser(name)(tokenizer).extract_reasoning(
+        text, request
+    )
 
 
 # ---- ASGI odds and ends ----------------------------------------------------------------------------------------------------
@@ -446,7 +508,33 @@ async def _body(receive: Any) -> bytes:
             return body
 
 
-async def _answer(send: Any, status: int, body: Any, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+async def _answer(
+    send: Any, status: int, body: Any, headers: list[tuple[bytes, bytes]] | None = None
+) -> None:
     head = [(b"content-type", b"application/json"), *(headers or [])]
     await send({"type": "http.response.start", "status": status, "headers": head})
     await send({"type": "http.response.body", "body": json.dumps(body).encode()})
+
+
+# ---- vLLM on a CPU, in two processes -----------------------------------------------------------------------------------------
+def serve_on_cpu() -> None:
+    """`vllm serve` for a machine without an accelerator: `python -m rljob_rollout_worker.vllm_plugin --model …`.
+
+    vLLM's CPU platform spawns its engine process, which then imports torch and vLLM a second time. Forked instead, as on
+    any other platform, it starts in half the time (18.5 s for 35 s) and takes 0.3 GiB less.
+    """
+    from vllm.entrypoints.launchers.api_server.entry import main
+    from vllm.platforms.cpu import CpuPlatform
+
+    check_and_update_config = CpuPlatform.check_and_update_config
+
+    def then_fork(vllm_config: Any) -> None:
+        check_and_update_config(vllm_config)
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+
+    CpuPlatform.check_and_update_config = staticmethod(then_fork)
+    main()
+
+
+if __name__ == "__main__":
+    serve_on_cpu()
