@@ -1,0 +1,1 @@
+"""The operator room: a manifest in, running components out."""

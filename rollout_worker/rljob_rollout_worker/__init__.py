@@ -1,0 +1,1 @@
+"""The rollout worker room: prompts in, trajectories out."""

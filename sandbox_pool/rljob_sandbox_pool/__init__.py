@@ -1,0 +1,1 @@
+"""Warm sandboxes in, claims out. Nothing here runs a policy or knows a task."""

@@ -1,0 +1,1 @@
+"""The services room: chat completions in, exact tokens out."""

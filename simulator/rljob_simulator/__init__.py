@@ -1,0 +1,1 @@
+"""The simulator room: the one place that may import other rooms."""

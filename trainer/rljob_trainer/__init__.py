@@ -1,0 +1,1 @@
+"""The trainer room: stream in, weights out; the only room with torch."""
