@@ -47,23 +47,17 @@ def resolve(group: Group, name: str, search_path: str = "", *, where: str = "") 
     )
 
 
-def build(
-    group: Group, name: str, options: dict[str, Any], search_path: str = "", *, where: str = ""
-) -> Any:
-    """Resolve `name` and construct it with its options.
+def construct(factory: Any, name: str, options: dict[str, Any], *, where: str) -> Any:
+    """Call what `resolve` gave with the options of the manifest.
 
     Raises:
-        ManifestError: see `resolve`; or the constructor refuses the options.
+        ManifestError: the constructor refuses them.
     """
-    factory = resolve(group, name, search_path, where=where)
     try:
         return factory(**options)
     except (TypeError, ValueError) as error:
-        raise ManifestError(
-            f"{where or KINDS[group]}.options",
-            f"{name} refuses its options: {error}",
-            "see its constructor",
-        ) from error
+        problem = f"{name} refuses its options: {error}"
+        raise ManifestError(where, problem, "see its constructor") from error
 
 
 def _installed(group: Group, name: str, where: str) -> Any:
@@ -79,7 +73,7 @@ def _installed(group: Group, name: str, where: str) -> Any:
         raise ManifestError(where, f"unknown {KINDS[group]} {name!r}", hint)
     try:
         return found[0].load()
-    except Exception as error:  # noqa: BLE001 - boundary: any error of a plugin's import is the user's to read
+    except Exception as error:  # boundary: any error of a plugin's import is the user's to read
         raise ManifestError(
             where,
             f"{KINDS[group]} {name!r} does not import: {_describe(error)}",
@@ -97,7 +91,7 @@ def _import(group: Group, name: str, search_path: str, where: str) -> Any:
         raise ManifestError(
             where, f"{KINDS[group]} {name!r}: no module {error.name!r}", fix
         ) from error
-    except Exception as error:  # noqa: BLE001 - boundary: as above
+    except Exception as error:  # boundary: as above
         raise ManifestError(
             where, f"{KINDS[group]} {name!r} does not import: {_describe(error)}", "fix the module"
         ) from error

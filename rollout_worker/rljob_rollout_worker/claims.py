@@ -20,6 +20,8 @@ from rljob.sandbox import Sandbox
 CLAIM_SLICE_SECONDS = 10.0
 """One request to the broker waits so long at most; what a cancelled episode may still hold its place in the queue."""
 
+STRAY_SECONDS = 2.0
+"""What the end of the worker waits for a claim that was under way."""
 JOURNAL_NOTES = 10_000
 """After so many lines the journal is written anew with the open claims alone."""
 
@@ -128,9 +130,11 @@ class Claims:
         self._note("-", box.claim_id)
 
     async def aclose(self) -> None:
-        """Wait until claims that nobody wants any more are given back."""
+        """Give back claims that nobody wants any more; those that are not granted soon are let go."""
         if self._strays:
-            await asyncio.wait(self._strays)
+            await asyncio.wait(self._strays, timeout=STRAY_SECONDS)
+        for stray in list(self._strays):
+            stray.cancel()
 
     def _adopt(self, task: asyncio.Task[Box]) -> None:
         stray = asyncio.create_task(self._return(task), name="stray-claim")

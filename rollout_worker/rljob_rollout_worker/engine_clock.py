@@ -76,9 +76,16 @@ class EngineClock:
                 left = end - self.seconds()
                 if left <= 0:
                     raise OutOfTimeError(f"not done after {seconds:g} s of a ready engine")
-                await asyncio.wait({task}, timeout=max(left, TICK_SECONDS / 4))
+                await self._wait(task, max(left, TICK_SECONDS / 4))
             return task.result()
         finally:
             if not task.done():
                 task.cancel()
                 await asyncio.wait({task})
+
+    async def _wait(self, task: asyncio.Future[T], seconds: float) -> None:
+        sleeper = asyncio.ensure_future(self._clock.sleep(seconds))
+        try:
+            await asyncio.wait({task, sleeper}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sleeper.cancel()

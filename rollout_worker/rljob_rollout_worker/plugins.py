@@ -7,14 +7,14 @@ one line before anything is leased. Tasks and rewards are shared by all episodes
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-from rljob.api.rljob_types import RLJob
+from rljob.api.rljob_types import RLJob, ToolRef
 from rljob.api.rljob_types import Task as TaskConfig
 from rljob.errors import DataError, ManifestError
-from rljob.plugins import build, resolve
+from rljob.plugins import Group, construct, resolve
 from rljob.sandbox import Sandbox
 from rljob.task_config import (
     Agent,
@@ -47,6 +47,38 @@ class RowPlan(msgspec.Struct, kw_only=True, frozen=True):
     max_turns: int
 
 
+class Ref(Protocol):
+    """A name with options, as the manifest has them."""
+
+    @property
+    def name(self) -> str:
+        """Entry point or import path."""
+        ...
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of the constructor."""
+        ...
+
+
+class Plugin:
+    """A plugin of the manifest: resolved once (that is slow), constructed as often as needed.
+
+    Raises:
+        ManifestError: unknown name, or a module that does not import.
+    """
+
+    def __init__(
+        self, group: Group, ref: Ref, search_path: str, where: str, key: str = "name"
+    ) -> None:
+        self._name, self._options, self._where = ref.name, ref.options, f"{where}.options"
+        self.found: Any = resolve(group, ref.name, search_path, where=f"{where}.{key}")
+
+    def make(self) -> Any:
+        """A new instance. Raises ManifestError where the constructor refuses the options."""
+        return construct(self.found, self._name, self._options, where=self._where)
+
+
 class Bench:
     """One Task Config, ready to run rows.
 
@@ -59,17 +91,18 @@ class Bench:
     def __init__(self, config: TaskConfig, search_path: str, where: str) -> None:
         self._config, self._path, self._where = config, search_path, where
         self.name = config.name
-        self.task: Task = build(
-            "rljob.tasks", config.type, config.options, search_path, where=f"{where}.type"
-        )
-        self._reward = self._build_reward()
+        task_ref = ToolRef(name=config.type, options=config.options)
+        self.task: Task = Plugin("rljob.tasks", task_ref, search_path, where, "type").make()
+        self._reward = self._find_reward()
+        self._agent = Plugin("rljob.agents", config.agent, search_path, f"{where}.agent")
+        self._tools = [
+            Plugin("rljob.tools", ref, search_path, f"{where}.agent.tools[{i}]")
+            for i, ref in enumerate(config.agent.tools)
+        ]
         if config.reward.fresh_sandbox and not isinstance(self.task, ExportingTask):
             problem = f"{config.type} cannot export what is to be scored"
-            raise ManifestError(
-                f"{where}.reward.freshSandbox",
-                problem,
-                "give the task export() and load(), or leave the key out",
-            )
+            fix = "give the task export() and load(), or leave the key out"
+            raise ManifestError(f"{where}.reward.freshSandbox", problem, fix)
         self.agent(), self.tools()  # refuse wrong options now, not in the first episode
 
     @property
@@ -80,26 +113,18 @@ class Bench:
 
     def agent(self) -> Agent:
         """A new agent. Raises ManifestError."""
-        ref = self._config.agent
-        return build(
-            "rljob.agents", ref.name, ref.options, self._path, where=f"{self._where}.agent.name"
-        )
+        return self._agent.make()
 
     def tools(self) -> list[Tool]:
         """New tools. Raises ManifestError."""
-        where = f"{self._where}.agent.tools"
-        refs = self._config.agent.tools
-        tools: list[Tool] = [
-            build("rljob.tools", ref.name, ref.options, self._path, where=f"{where}[{i}].name")
-            for i, ref in enumerate(refs)
-        ]
+        tools: list[Tool] = [tool.make() for tool in self._tools]
         names = [tool.name for tool in tools]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ManifestError(
-                where,
+            problem, fix = (
                 f"two tools call themselves {twice[0]!r}",
                 "the model tells tools apart by name",
             )
+            raise ManifestError(f"{self._where}.agent.tools", problem, fix)
         return tools
 
     def plan(self, row: Row) -> RowPlan:
@@ -137,22 +162,19 @@ class Bench:
         value = await self._reward(box, row, result)
         return value if isinstance(value, Reward) else Reward(value=float(value))
 
-    def _build_reward(self) -> RewardFunction:
-        ref = self._config.reward
+    def _find_reward(self) -> RewardFunction:
+        ref, where = self._config.reward, f"{self._where}.reward"
         if ref.name is None:
             return self.task.reward
-        where = f"{self._where}.reward.name"
-        found: Any = resolve("rljob.rewards", ref.name, self._path, where=where)
+        named = ToolRef(name=ref.name, options=ref.options)
+        plugin = Plugin("rljob.rewards", named, self._path, where)
         # a class is constructed with the options; a plain async function takes none
-        if isinstance(found, type):
-            return build("rljob.rewards", ref.name, ref.options, self._path, where=where)
+        if isinstance(plugin.found, type):
+            return plugin.make()
         if ref.options:
-            raise ManifestError(
-                f"{self._where}.reward.options",
-                f"{ref.name} is a function",
-                "only a class takes options",
-            )
-        return found
+            problem = f"{ref.name} is a function"
+            raise ManifestError(f"{where}.options", problem, "only a class takes options")
+        return plugin.found
 
 
 def benches(job: RLJob, search_path: str) -> Mapping[str, Bench]:
