@@ -52,7 +52,10 @@ class Ledger(WorkerCalls, TrainerCalls, ValidationCalls, ObserverCalls):
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         """Close every connection."""
         await self.aclose()

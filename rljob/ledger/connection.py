@@ -43,7 +43,11 @@ TRANSIENT = (
     OSError,
 )
 # Wrong password or a user without rights: asking again cannot help.
-PERMANENT = (exceptions.AuthenticationError, exceptions.AuthorizationError, exceptions.NoPermissionError)
+PERMANENT = (
+    exceptions.AuthenticationError,
+    exceptions.AuthorizationError,
+    exceptions.NoPermissionError,
+)
 
 
 @cache
@@ -81,7 +85,9 @@ class Store:
                 protocol=2,
             )
         except ValueError as error:
-            raise ManifestError("spec.store.redis.url", str(error), "use redis://, rediss:// or unix://") from None
+            raise ManifestError(
+                "spec.store.redis.url", str(error), "use redis://, rediss:// or unix://"
+            ) from None
         self._redis = Redis(connection_pool=pool)
         self._pool = pool
 
@@ -99,7 +105,9 @@ class Store:
         answer = await self.retry(script, lambda: self._evaluate(script, arguments))
         return None if answer is None else msgspec.msgpack.decode(answer)
 
-    async def read_entries(self, stream: str, ids: Sequence[str]) -> list[dict[bytes, bytes] | None]:
+    async def read_entries(
+        self, stream: str, ids: Sequence[str]
+    ) -> list[dict[bytes, bytes] | None]:
         """The stream entries of these ids, in one round trip; None for one that is not there."""
 
         async def fetch() -> list[list[tuple[bytes, list[bytes]]]]:
@@ -111,7 +119,9 @@ class Store:
         answers = await self.retry("read", fetch)
         return [_fields(answer[0]) if answer else None for answer in answers]
 
-    async def read_stream(self, stream: str, after: str, count: int) -> list[tuple[str, dict[bytes, bytes]]]:
+    async def read_stream(
+        self, stream: str, after: str, count: int
+    ) -> list[tuple[str, dict[bytes, bytes]]]:
         """Up to `count` entries of a stream past the id `after` ("" from the first on)."""
         start = f"({after}" if after else "-"
         command = ("XRANGE", self.prefix + stream, start, "+", "COUNT", count)
@@ -141,7 +151,9 @@ class Store:
         started, pause = time.monotonic(), FIRST_PAUSE_SECONDS
         while True:
             try:
-                async with asyncio.timeout(max(0.001, self.deadline_seconds - (time.monotonic() - started))):
+                async with asyncio.timeout(
+                    max(0.001, self.deadline_seconds - (time.monotonic() - started))
+                ):
                     return await attempt()
             except PERMANENT as error:
                 raise StoreError(f"{what}: the store refused this client: {error}") from error
@@ -156,10 +168,14 @@ class Store:
 
     async def _evaluate(self, script: str, arguments: Sequence[Argument]) -> bytes | None:
         try:
-            return await self._redis.execute_command("EVALSHA", script_hash(script), 1, self.prefix, *arguments)
+            return await self._redis.execute_command(
+                "EVALSHA", script_hash(script), 1, self.prefix, *arguments
+            )
         except exceptions.NoScriptError:
             # A restarted or failed-over server has no scripts; EVAL runs and keeps them in one step.
-            return await self._redis.execute_command("EVAL", script_source(script), 1, self.prefix, *arguments)
+            return await self._redis.execute_command(
+                "EVAL", script_source(script), 1, self.prefix, *arguments
+            )
 
 
 def _fields(entry: Sequence[Any]) -> dict[bytes, bytes]:

@@ -46,7 +46,10 @@ class ObserverCalls(Calls):
 
     async def dead_letters(self, limit: int = 10_000) -> list[DeadLetter]:
         """Groups that were given up, oldest first, with their evidence."""
-        return [_dead_letter(entry, fields) for entry, fields in await self._store.read_stream("dead", "", limit)]
+        return [
+            _dead_letter(entry, fields)
+            for entry, fields in await self._store.read_stream("dead", "", limit)
+        ]
 
     async def facts(self) -> LedgerFacts:
         """What the audit compares with the workers' logs and the archive."""
@@ -70,11 +73,21 @@ def _report(age_milliseconds: int, data: str) -> ReportView:
 
 
 def _dead_letter(entry: str, fields: dict[bytes, bytes]) -> DeadLetter:
-    group, episode, reason, evidence = (fields.get(key, b"").decode(errors="replace") for key in (b"g", b"e", b"r", b"t"))
+    group, episode, reason, evidence = (
+        fields.get(key, b"").decode(errors="replace") for key in (b"g", b"e", b"r", b"t")
+    )
     seconds = int(entry.partition("-")[0]) / 1000
-    return DeadLetter(id=entry, group=group, episode=episode, reason=reason, evidence=evidence, time=seconds)
+    return DeadLetter(
+        id=entry, group=group, episode=episode, reason=reason, evidence=evidence, time=seconds
+    )
 
 
 def _set_bits(bitmap: str) -> list[int]:
     data = bytes.fromhex(bitmap)
-    return [8 * i + bit for i, byte in enumerate(data) if byte for bit in range(8) if byte & (0x80 >> bit)]
+    return [
+        8 * i + bit
+        for i, byte in enumerate(data)
+        if byte
+        for bit in range(8)
+        if byte & (0x80 >> bit)
+    ]

@@ -65,7 +65,9 @@ class TrainerCalls(Calls):
                 so that none is trained twice.
         """
         groups = [str(group) for group in archived_groups]
-        await self._store.call("resume", incarnation, step, -1 if archived_step is None else archived_step, *groups)
+        await self._store.call(
+            "resume", incarnation, step, -1 if archived_step is None else archived_step, *groups
+        )
 
     async def take(self, incarnation: int, step: int, groups: int) -> TakeReply:
         """The batch of a step: complete groups, oldest policy first, after `onStale`.
@@ -84,16 +86,25 @@ class TrainerCalls(Calls):
             await self.reject(incarnation, step, lost, "payload_missing")
 
     async def reject(
-        self, incarnation: int, step: int, groups: Sequence[GroupId], reason: str, evidence: str = ""
+        self,
+        incarnation: int,
+        step: int,
+        groups: Sequence[GroupId],
+        reason: str,
+        evidence: str = "",
     ) -> None:
         """Dead-letter groups of the recorded batch (records that do not decode); `take` again fills their places."""
-        await self._store.call("reject", incarnation, step, reason, evidence[-8192:], *map(str, groups))
+        await self._store.call(
+            "reject", incarnation, step, reason, evidence[-8192:], *map(str, groups)
+        )
 
     async def archived(self, incarnation: int, step: int) -> None:
         """The batch of `step` stands in the artifact store with its manifest: its entries leave the stream."""
         await self._store.call("archived", incarnation, step)
 
-    async def commit(self, incarnation: int, step: int, version: PolicyVersion, digest: str) -> None:
+    async def commit(
+        self, incarnation: int, step: int, version: PolicyVersion, digest: str
+    ) -> None:
         """`step` is trained and the weights of `version` are published, both in one write.
 
         Step 0 publishes the initial weights; after a resume the resumed step is committed again with the new incarnation.
@@ -101,9 +112,15 @@ class TrainerCalls(Calls):
         """
         await self._store.call("commit", incarnation, step, version.incarnation, version.n, digest)
 
-    async def finish(self, incarnation: int, phase: Phase, message: str = "") -> None:
-        """End the job: workers get no more leases. A later `open_trainer` of a job with steps to go opens it again."""
-        await self._store.call("finish", incarnation, phase, message[:2048])
+    async def finish(self, incarnation: int | None, phase: Phase, message: str = "") -> None:
+        """End the job: workers get no more leases. A later `open_trainer` of a job with steps to go opens it again.
+
+        Args:
+            incarnation: From `open_trainer`; None for the operator, which no trainer fences.
+            phase: How it ended.
+            message: For people.
+        """
+        await self._store.call("finish", incarnation or 0, phase, message[:2048])
 
     async def _fetch(self, answer: list[list[object]]) -> tuple[list[TakenGroup], list[GroupId]]:
         """Read the payloads of `[[group, evictions, [entry ids]], …]`; also the groups of which an entry is gone."""

@@ -258,12 +258,12 @@ class LedgerFacts(msgspec.Struct, kw_only=True):
     step: int
     archived_step: int
     counts: dict[str, int]
-    outstanding: list[str]
+    outstanding: set[str]
     """Episodes whose completion is in the stream."""
     live_groups: list[str]
     evictions: dict[int, int]
     """Row index → evictions so far, of rows that are not trained yet."""
-    dead_rows: list[int]
-    dropped_rows: list[int]
+    dead_rows: set[int]
+    dropped_rows: set[int]
     dead_letters: list[DeadLetter]
     finished: bool = False

@@ -62,7 +62,9 @@ class ValidationCalls(Calls):
             versions=(oldest, newest) if oldest >= 0 else None,
         )
 
-    async def drain_validation(self, incarnation: int, step: int, *, after: str = "") -> list[tuple[str, bytes]]:
+    async def drain_validation(
+        self, incarnation: int, step: int, *, after: str = ""
+    ) -> list[tuple[str, bytes]]:
         """All scored episodes past the entry id `after`. They stay until `close_validation`, so this may be repeated."""
         await self._store.call("check_trainer", incarnation)
         drained: list[tuple[str, bytes]] = []

@@ -10,7 +10,15 @@ import msgspec
 
 from rljob.ids import EpisodeId, PolicyVersion
 from rljob.ledger.calls import Calls
-from rljob.ledger.types import CompletionInfo, FailReply, Lease, LeaseReply, OpenAttempt, Policy, Verdict
+from rljob.ledger.types import (
+    CompletionInfo,
+    FailReply,
+    Lease,
+    LeaseReply,
+    OpenAttempt,
+    Policy,
+    Verdict,
+)
 
 EVIDENCE_BYTES = 8192
 """Of a failure's evidence, the last so many: the end of a traceback says most."""
@@ -29,12 +37,22 @@ class WorkerCalls(Calls):
         """
         rows = await self._store.call("open_worker", worker, boot_id)
         return [
-            OpenAttempt(episode=EpisodeId.parse(episode), attempt=attempt, deadline_seconds=milliseconds / 1000)
+            OpenAttempt(
+                episode=EpisodeId.parse(episode),
+                attempt=attempt,
+                deadline_seconds=milliseconds / 1000,
+            )
             for episode, attempt, milliseconds in rows
         ]
 
     async def lease(
-        self, worker: str, boot_id: str, engine: PolicyVersion | None, free_slots: int, *, request_id: str | None = None
+        self,
+        worker: str,
+        boot_id: str,
+        engine: PolicyVersion | None,
+        free_slots: int,
+        *,
+        request_id: str | None = None,
     ) -> LeaseReply:
         """Ask for up to `free_slots` episodes.
 
@@ -57,10 +75,14 @@ class WorkerCalls(Calls):
                 "lease", worker, boot_id, request, incarnation, n, max(0, free_slots)
             )
         return LeaseReply(
-            leases=[_lease(row) for row in leases], reason=reason or None, retry_after_seconds=milliseconds / 1000
+            leases=[_lease(row) for row in leases],
+            reason=reason or None,
+            retry_after_seconds=milliseconds / 1000,
         )
 
-    async def heartbeat(self, worker: str, boot_id: str, attempts: Sequence[Attempt]) -> dict[Attempt, Verdict]:
+    async def heartbeat(
+        self, worker: str, boot_id: str, attempts: Sequence[Attempt]
+    ) -> dict[Attempt, Verdict]:
         """Extend these leases; the worker drops whatever is not answered `ok`.
 
         Raises:
@@ -68,10 +90,18 @@ class WorkerCalls(Calls):
         """
         flat = [part for episode, attempt in attempts for part in (str(episode), attempt)]
         verdicts = await self._store.call("heartbeat", worker, boot_id, *flat)
-        return dict(zip([(episode, attempt) for episode, attempt in attempts], verdicts, strict=True))
+        return dict(
+            zip([(episode, attempt) for episode, attempt in attempts], verdicts, strict=True)
+        )
 
     async def complete(
-        self, worker: str, boot_id: str, episode: EpisodeId, attempt: int, payload: bytes, info: CompletionInfo
+        self,
+        worker: str,
+        boot_id: str,
+        episode: EpisodeId,
+        attempt: int,
+        payload: bytes,
+        info: CompletionInfo,
     ) -> Literal["accepted", "already_done"]:
         """Hand over a finished episode. The first completion wins, whichever attempt; keep the payload until this answers.
 
@@ -94,7 +124,13 @@ class WorkerCalls(Calls):
         return cast('Literal["accepted", "already_done"]', answer)
 
     async def fail(
-        self, worker: str, boot_id: str, episode: EpisodeId, attempt: int, reason: str, evidence: str = ""
+        self,
+        worker: str,
+        boot_id: str,
+        episode: EpisodeId,
+        attempt: int,
+        reason: str,
+        evidence: str = "",
     ) -> FailReply:
         """Report an infrastructure failure of an attempt: retried with back-off, or the group is dead-lettered."""
         tail = evidence.encode()[-EVIDENCE_BYTES:].decode(errors="ignore")
@@ -114,7 +150,9 @@ class WorkerCalls(Calls):
         Raises:
             FencedError: another boot runs under this name.
         """
-        await self._store.call("hold_version", worker, boot_id, "" if version is None else str(version))
+        await self._store.call(
+            "hold_version", worker, boot_id, "" if version is None else str(version)
+        )
 
     async def held_versions(self) -> set[PolicyVersion]:
         """Versions that an engine holds, a lease or a validation run names, or that are the newest."""
@@ -128,7 +166,11 @@ class WorkerCalls(Calls):
 def parse_policy(row: list[str | int]) -> Policy:
     """Read `[version or "", digest, step]`."""
     version, digest, step = row
-    return Policy(version=PolicyVersion.parse(str(version)) if version else None, digest=str(digest), step=int(step))
+    return Policy(
+        version=PolicyVersion.parse(str(version)) if version else None,
+        digest=str(digest),
+        step=int(step),
+    )
 
 
 def _lease(row: list[str | int]) -> Lease:

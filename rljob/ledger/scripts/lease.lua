@@ -58,9 +58,10 @@ local quota = tonumber(rule('max_running_validation')) or rule('max_concurrent_e
 local function room() return quota - redis.call('ZCARD', P .. 'vleases') end
 for _, step in ipairs(redis.call('ZRANGE', VALIDATIONS, 0, -1)) do
   local run = P .. 'v:' .. step
-  local v = redis.call('HMGET', run, 'incarnation', 'n', 'rows', 'samples', 'settled', 'cursor')
+  local v = redis.call('HMGET', run, 'incarnation', 'n', 'rows', 'samples', 'settled', 'cursor', 'owner')
   local exact = incarnation == tonumber(v[1]) and n == tonumber(v[2])
-  if fill < 0.9 and (exact or (v[5] == '0' and in_line)) then
+  local followed = tonumber(v[7]) == number('incarnation')
+  if fill < 0.9 and followed and (exact or (v[5] == '0' and in_line)) then
     local function may() return room() > 0 and 'grant' or 'skip' end
     serve(run .. ':retry', NOW, may)
     serve(run .. ':missing', '+inf', may)

@@ -10,6 +10,10 @@ if not same then
   redis.call('HSET', run, 'rows', ARGV[5], 'samples', ARGV[6], 'settled', ARGV[7], 'cursor', 0, 'done', 0, 'dead', 0,
     'sum', 0, 'lo', -1, 'hi', -1)
 end
-redis.call('HSET', run, 'incarnation', ARGV[3], 'n', ARGV[4])
+redis.call('HSET', run, 'incarnation', ARGV[3], 'n', ARGV[4], 'owner', ARGV[1])
+-- Runs of a trainer that died and that its successor does not follow.
+for _, other in ipairs(redis.call('ZRANGE', VALIDATIONS, 0, -1)) do
+  if other ~= step and redis.call('HGET', P .. 'v:' .. other, 'owner') ~= ARGV[1] then purge_validation(other) end
+end
 redis.call('ZADD', VALIDATIONS, step, step)
 return nil

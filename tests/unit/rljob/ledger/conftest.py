@@ -7,24 +7,6 @@ import pytest
 from rljob.ids import EpisodeId, GroupId, PolicyVersion
 from rljob.ledger import CompletionInfo, Lease, LeaseReply, Ledger, LedgerConfig
 
-V0 = PolicyVersion(1, 0)
-
-
-def rules(job: str, **changes: object) -> LedgerConfig:
-    """Two groups of two a step; retries at once."""
-    values: dict[str, object] = {
-        "job": job,
-        "group_size": 2,
-        "groups_per_step": 2,
-        "steps": 10,
-        "max_staleness": 1,
-        "max_concurrent_episodes": 100,
-        "retry_backoff_seconds": 0.0,
-        "num_rows": 50,
-        "data_hash": "abc",
-    }
-    return LedgerConfig(**{**values, **changes})  # type: ignore[arg-type]
-
 
 class Bench:
     """A ledger with one worker `w` of boot `b` and one trainer."""
@@ -35,19 +17,42 @@ class Bench:
         self.size = 2
         self.per_step = 2
 
+    def rules(self, **changes: object) -> LedgerConfig:
+        """Two groups of two a step; retries at once."""
+        values: dict[str, object] = {
+            "job": self.ledger.job,
+            "group_size": 2,
+            "groups_per_step": 2,
+            "steps": 10,
+            "max_staleness": 1,
+            "max_concurrent_episodes": 100,
+            "retry_backoff_seconds": 0.0,
+            "num_rows": 50,
+            "data_hash": "abc",
+        }
+        return LedgerConfig(**{**values, **changes})  # type: ignore[arg-type]
+
+    @staticmethod
+    def attempts(leases: Sequence[Lease]) -> list[tuple[EpisodeId, int]]:
+        return [(lease.episode, lease.attempt) for lease in leases]
+
     async def start(self, **changes: object) -> int:
         """Initialise, open the trainer, commit version 0."""
-        config = rules(self.ledger.job, **changes)
+        config = self.rules(**changes)
         self.size, self.per_step = config.group_size, config.groups_per_step
         await self.ledger.initialise(config)
         self.incarnation = await self.ledger.open_trainer("trainer")
-        await self.ledger.commit(self.incarnation, 0, PolicyVersion(self.incarnation, 0), "digest-0")
+        await self.ledger.commit(
+            self.incarnation, 0, PolicyVersion(self.incarnation, 0), "digest-0"
+        )
         return self.incarnation
 
     async def reply(self, slots: int, n: int = 0, worker: str = "w", boot: str = "b") -> LeaseReply:
         return await self.ledger.lease(worker, boot, PolicyVersion(self.incarnation, n), slots)
 
-    async def lease(self, slots: int, n: int = 0, worker: str = "w", boot: str = "b") -> list[Lease]:
+    async def lease(
+        self, slots: int, n: int = 0, worker: str = "w", boot: str = "b"
+    ) -> list[Lease]:
         return (await self.reply(slots, n, worker, boot)).leases
 
     async def complete(
@@ -62,7 +67,11 @@ class Bench:
         newest: int | None = None,
     ) -> str:
         info = CompletionInfo(
-            reward=reward, outcome="completed", min_version=n, max_version=n if newest is None else newest, turns=3
+            reward=reward,
+            outcome="completed",
+            min_version=n,
+            max_version=n if newest is None else newest,
+            turns=3,
         )
         data = payload or f"{lease.episode}/{lease.attempt}".encode()
         return await self.ledger.complete(worker, boot, lease.episode, lease.attempt, data, info)
@@ -88,17 +97,19 @@ class Bench:
         return groups
 
     async def commit(self, step: int) -> None:
-        await self.ledger.commit(self.incarnation, step, PolicyVersion(self.incarnation, step), f"digest-{step}")
+        await self.ledger.commit(
+            self.incarnation, step, PolicyVersion(self.incarnation, step), f"digest-{step}"
+        )
 
     async def counts(self) -> dict[str, int]:
         return (await self.ledger.snapshot()).counts
 
-    async def fail(self, lease: Lease, reason: str = "sandbox", worker: str = "w", boot: str = "b") -> str:
-        return (await self.ledger.fail(worker, boot, lease.episode, lease.attempt, reason, "why")).outcome
-
-
-def attempts(leases: Sequence[Lease]) -> list[tuple[EpisodeId, int]]:
-    return [(lease.episode, lease.attempt) for lease in leases]
+    async def fail(
+        self, lease: Lease, reason: str = "sandbox", worker: str = "w", boot: str = "b"
+    ) -> str:
+        return (
+            await self.ledger.fail(worker, boot, lease.episode, lease.attempt, reason, "why")
+        ).outcome
 
 
 @pytest.fixture

@@ -42,7 +42,13 @@ async def test_take_says_what_is_missing(bench):
     await bench.lease(3)
     reply = await bench.ledger.take(1, 1, 2)
     assert (reply.groups, reply.reason) == (None, "groups")
-    assert reply.facts == {"need": 2, "ready": 0, "running_groups": 2, "running_episodes": 3, "waited_seconds": 0}
+    assert reply.facts == {
+        "need": 2,
+        "ready": 0,
+        "running_groups": 2,
+        "running_episodes": 3,
+        "waited_seconds": 0,
+    }
 
 
 async def test_the_first_completion_wins_and_a_repetition_of_it_is_accepted_again(bench):
@@ -105,7 +111,12 @@ async def test_an_older_incarnation_is_fenced_from_every_call(bench):
 
 async def test_opening_the_trainer_again_under_one_boot_id_gives_the_same_incarnation(bench):
     await bench.start()
-    assert [await bench.ledger.open_trainer(boot) for boot in ("trainer", "x", "x", "y")] == [1, 2, 2, 3]
+    assert [await bench.ledger.open_trainer(boot) for boot in ("trainer", "x", "x", "y")] == [
+        1,
+        2,
+        2,
+        3,
+    ]
     assert await bench.ledger.open_trainer("z", at_least=7) == 8
 
 
