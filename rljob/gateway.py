@@ -2,7 +2,7 @@
 
     worker ── open_session(spec) ──────► control port    a session id, its bearer token, its base URL
     agent  ── chat completions ────────► data port       OpenAI's form; the gateway keeps the token ids
-    worker ── close_session(id) ───────► control port    packed chains, the same each time until the session's time to live ends
+    worker ── close_session(id) ───────► control port    packed chains, the same each time it is asked
 
 A gateway that restarted knows none of the sessions of its former self: every call on one raises `GatewayError`, and the
 episode gets another attempt.
@@ -19,7 +19,15 @@ import msgspec
 
 from rljob.clock import Clock, SystemClock
 from rljob.codec import unpack_chains
-from rljob.errors import CorruptError, DeadlineError, EngineError, GatewayError, InfraError, RLJobError, TaskError
+from rljob.errors import (
+    CorruptError,
+    DeadlineError,
+    EngineError,
+    GatewayError,
+    InfraError,
+    RLJobError,
+    TaskError,
+)
 from rljob.http_pool import HttpPool, HttpReply
 from rljob.task_config import ChatReply, Message
 from rljob.trajectory import Chain
@@ -49,7 +57,10 @@ TURN_MARGIN_SECONDS = 30.0
 
 
 class SessionSampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How every turn of a session is sampled. The session decides: what a request says of temperature and the like is not used."""
+    """How every turn of a session is sampled.
+
+    The session decides: what a request says of temperature and the like is not used.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -107,10 +118,14 @@ class GatewayClient:
         clock: Time, for retries.
     """
 
-    def __init__(self, control_url: str, data_url: str, token: str, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self, control_url: str, data_url: str, token: str, *, clock: Clock | None = None
+    ) -> None:
         self.data_url = data_url
         self._clock = clock or SystemClock()
-        self._control = HttpPool(control_url, {"authorization": f"Bearer {token}", "content-type": "application/json"})
+        self._control = HttpPool(
+            control_url, {"authorization": f"Bearer {token}", "content-type": "application/json"}
+        )
         self._data = HttpPool(data_url)
 
     async def __aenter__(self) -> GatewayClient:
@@ -130,13 +145,17 @@ class GatewayClient:
         try:
             session = msgspec.json.decode(reply.body, type=Session)
         except msgspec.MsgspecError as error:
-            raise GatewayError(f"gateway answered what its protocol does not allow: {error}") from None
+            raise GatewayError(
+                f"gateway answered what its protocol does not allow: {error}"
+            ) from None
         session.base_url = f"{self.data_url}/sessions/{quote(session.id, safe='')}/v1"
         session.turn_seconds, session.pool = spec.turn_seconds, self._data
         return session
 
     async def close_session(self, session_id: str) -> ClosedSession:
-        """End a session (a turn in flight is dropped) and fetch its chains. May be repeated until its time to live ends.
+        """End a session (a turn in flight is dropped) and fetch its chains.
+
+        May be repeated until the session's time to live ends.
 
         Raises:
             GatewayError: the gateway is unreachable, or restarted and lost the session.
@@ -150,14 +169,18 @@ class GatewayClient:
                 engine_wait_seconds=float(reply.headers[HEADER_ENGINE_WAIT]),
             )
         except (CorruptError, KeyError, ValueError) as error:
-            raise GatewayError(f"gateway answered what its protocol does not allow: {error!r}") from None
+            raise GatewayError(
+                f"gateway answered what its protocol does not allow: {error!r}"
+            ) from None
 
     async def abort_session(self, session_id: str) -> None:
         """Drop a session and what it recorded. A session that the gateway does not know is no error."""
         await self._call("DELETE", f"/sessions/{quote(session_id, safe='')}")
 
     async def _call(self, method: str, path: str, body: bytes = b"") -> HttpReply:
-        reply = await request_with_retry(self._control, method, path, body, {}, CONTROL_SECONDS, self._clock)
+        reply = await request_with_retry(
+            self._control, method, path, body, {}, CONTROL_SECONDS, self._clock
+        )
         if reply.status != 200:
             raise error_of(reply)
         return reply
@@ -172,17 +195,25 @@ class SessionChat:
         clock: Time, for retries.
     """
 
-    def __init__(self, session: Session, *, agent: str = "main", clock: Clock | None = None) -> None:
+    def __init__(
+        self, session: Session, *, agent: str = "main", clock: Clock | None = None
+    ) -> None:
         self._session = session
         self._clock = clock or SystemClock()
         url = urlsplit(session.base_url)
         self._pool: HttpPool = session.pool or HttpPool(f"{url.scheme}://{url.netloc}")
         self._path = f"{url.path}/chat/completions"
-        self._headers = {"authorization": f"Bearer {session.token}", "content-type": "application/json", HEADER_AGENT: agent}
+        self._headers = {
+            "authorization": f"Bearer {session.token}",
+            "content-type": "application/json",
+            HEADER_AGENT: agent,
+        }
         self.engine_wait_seconds = 0.0
         """What the gateway last said of `HEADER_ENGINE_WAIT`."""
 
-    async def complete(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> ChatReply:
+    async def complete(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> ChatReply:
         """Sample one assistant turn.
 
         Raises:
@@ -196,7 +227,9 @@ class SessionChat:
             body["tools"] = tools
         headers = {**self._headers, HEADER_IDEMPOTENCY: secrets.token_hex(8)}
         limit = self._session.turn_seconds + ENGINE_WAIT_LIMIT_SECONDS + TURN_MARGIN_SECONDS
-        reply = await request_with_retry(self._pool, "POST", self._path, msgspec.json.encode(body), headers, limit, self._clock)
+        reply = await request_with_retry(
+            self._pool, "POST", self._path, msgspec.json.encode(body), headers, limit, self._clock
+        )
         if reply.status != 200:
             raise error_of(reply)
         if reply.headers.get(HEADER_BOOT_ID) != self._session.boot_id:
@@ -220,7 +253,9 @@ def _chat_reply(reply: HttpReply) -> ChatReply:
     except (msgspec.MsgspecError, IndexError) as error:
         raise GatewayError(f"gateway answered what its protocol does not allow: {error}") from None
     is_full = reply.headers.get(HEADER_CONTEXT_FULL) == "1"
-    return ChatReply(message=choice.message, finish_reason=choice.finish_reason, context_full=is_full)
+    return ChatReply(
+        message=choice.message, finish_reason=choice.finish_reason, context_full=is_full
+    )
 
 
 class ErrorBody(msgspec.Struct, kw_only=True):
@@ -238,7 +273,9 @@ class ErrorReply(msgspec.Struct, kw_only=True):
     error: ErrorBody
 
 
-_ERRORS: dict[str, type[InfraError]] = {kind.__name__: kind for kind in (EngineError, GatewayError, DeadlineError)}
+_ERRORS: dict[str, type[InfraError]] = {
+    kind.__name__: kind for kind in (EngineError, GatewayError, DeadlineError)
+}
 
 
 def error_of(reply: HttpReply) -> RLJobError:
@@ -253,7 +290,13 @@ def error_of(reply: HttpReply) -> RLJobError:
 
 
 async def request_with_retry(
-    pool: HttpPool, method: str, path: str, body: bytes, headers: Mapping[str, str], timeout_seconds: float, clock: Clock
+    pool: HttpPool,
+    method: str,
+    path: str,
+    body: bytes,
+    headers: Mapping[str, str],
+    timeout_seconds: float,
+    clock: Clock,
 ) -> HttpReply:
     """Send a request that may be repeated; a gateway that cannot be reached is asked again for `RETRY_SECONDS`.
 
@@ -263,10 +306,16 @@ async def request_with_retry(
     began = clock.monotonic()
     while True:
         try:
-            return await pool.request(method, path, body, headers=headers, timeout_seconds=timeout_seconds)
+            return await pool.request(
+                method, path, body, headers=headers, timeout_seconds=timeout_seconds
+            )
         except TimeoutError:
-            raise GatewayError(f"gateway at {pool.url} did not answer {path} within {timeout_seconds:.0f} s") from None
+            raise GatewayError(
+                f"gateway at {pool.url} did not answer {path} within {timeout_seconds:.0f} s"
+            ) from None
         except OSError as error:
             if clock.monotonic() - began >= RETRY_SECONDS:
-                raise GatewayError(f"gateway at {pool.url} is unreachable: {type(error).__name__} {error}".rstrip()) from error
+                raise GatewayError(
+                    f"gateway at {pool.url} is unreachable: {type(error).__name__} {error}".rstrip()
+                ) from error
         await clock.sleep(RETRY_PAUSE_SECONDS)

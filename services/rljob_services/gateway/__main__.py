@@ -39,9 +39,9 @@ def main() -> int:
     telemetry.configure_logging("gateway")
     try:
         settings = Settings.from_env()
-        with telemetry.serve(settings):
-            with asyncio.Runner(loop_factory=uvicorn.Config("", log_config=None).get_loop_factory()) as runner:
-                runner.run(serve(settings))
+        new_loop = uvicorn.Config("", log_config=None).get_loop_factory()  # uvloop's, if there
+        with telemetry.serve(settings), asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(serve(settings))
     except UserError as error:
         print(error, file=sys.stderr)  # noqa: T201 - the driver shows the last line
         return error.exit_code
@@ -60,10 +60,19 @@ async def serve(settings: Settings) -> None:
         sessions = Sessions(Service(template, engine, gate, clock))
         servers = [
             _Server(data_app(sessions, "policy"), settings.bind_host, settings.gateway_url),
-            _Server(control_app(sessions, settings.token), settings.bind_host, settings.gateway_control_url),
+            _Server(
+                control_app(sessions, settings.token),
+                settings.bind_host,
+                settings.gateway_control_url,
+            ),
         ]
         _stop_on_signals(servers)
-        log.info("gateway_ready", boot_id=sessions.boot_id, data=settings.gateway_url, control=settings.gateway_control_url)
+        log.info(
+            "gateway_ready",
+            boot_id=sessions.boot_id,
+            data=settings.gateway_url,
+            control=settings.gateway_control_url,
+        )
         await _run(servers, sessions)
         await gate.aclose()
 
@@ -90,7 +99,9 @@ class _Server(uvicorn.Server):
         try:
             self._socket = socket.create_server((host, port or 0), backlog=BACKLOG)
         except OSError as error:
-            raise MachineError(f"{host}:{port}", f"cannot listen: {error.strerror}", "free the port or pin another") from None
+            raise MachineError(
+                f"{host}:{port}", f"cannot listen: {error.strerror}", "free the port or pin another"
+            ) from None
         super().__init__(
             uvicorn.Config(
                 app,

@@ -4,7 +4,8 @@
                   GET /v1/models  /healthz  /metrics        no token: they tell nothing of any session
     control port  POST /sessions   POST /sessions/{id}/close   DELETE /sessions/{id}       bearer token of the job
 
-Errors are OpenAI's form everywhere; `type` is the name of a class of `rljob.errors`, which `rljob.gateway` raises again.
+Errors are OpenAI's form everywhere; `type` is the name of a class of `rljob.errors`, which
+`rljob.gateway` raises again.
 """
 
 from __future__ import annotations
@@ -34,7 +35,13 @@ from rljob.gateway import (
 from rljob_services.gateway.adapters.openai import read_request
 from rljob_services.gateway.messages import BadRequestError
 from rljob_services.gateway.session import GatewaySession, SessionClosedError
-from rljob_services.gateway.sessions import GatewayFullError, SessionMissingError, Sessions, SessionTakenError, TokenError
+from rljob_services.gateway.sessions import (
+    GatewayFullError,
+    SessionMissingError,
+    Sessions,
+    SessionTakenError,
+    TokenError,
+)
 from rljob_services.gateway.turn import EngineGoneError
 
 MAX_BODY_BYTES = 64 << 20
@@ -67,7 +74,12 @@ def data_app(sessions: Sessions, model: str) -> Starlette:
         body = await _body(request)
         chat = read_request(body)
         key = request.headers.get(HEADER_IDEMPOTENCY) or request.headers.get("x-request-id", "")
-        answer = await session.answer(chat, agent_id=request.headers.get(HEADER_AGENT, "main")[:100], repeat_key=key, body=body)
+        answer = await session.answer(
+            chat,
+            agent_id=request.headers.get(HEADER_AGENT, "main")[:100],
+            repeat_key=key,
+            body=body,
+        )
         headers = {HEADER_ENGINE_WAIT: f"{session.engine_wait_seconds:.3f}"}
         if answer.context_full:
             headers[HEADER_CONTEXT_FULL] = "1"
@@ -109,7 +121,10 @@ def control_app(sessions: Sessions, token: str) -> Starlette:
         _check_token(request, token)
         session = sessions.get(request.path_params["id"])
         packed = await session.close()
-        headers = {HEADER_TURNS: str(session.turns), HEADER_ENGINE_WAIT: f"{session.engine_wait_seconds:.3f}"}
+        headers = {
+            HEADER_TURNS: str(session.turns),
+            HEADER_ENGINE_WAIT: f"{session.engine_wait_seconds:.3f}",
+        }
         return Response(packed, headers=headers, media_type="application/octet-stream")
 
     async def abort_session(request: Request) -> Response:
@@ -129,7 +144,14 @@ def control_app(sessions: Sessions, token: str) -> Starlette:
 
 def _app(sessions: Sessions, routes: list[tuple[str, str, Handler]]) -> Starlette:
     async def healthz(_: Request) -> Response:
-        return _json({"component": "gateway", "ok": True, "boot_id": sessions.boot_id, "sessions": len(sessions)})
+        return _json(
+            {
+                "component": "gateway",
+                "ok": True,
+                "boot_id": sessions.boot_id,
+                "sessions": len(sessions),
+            }
+        )
 
     def guarded(handler: Handler) -> Handler:
         async def handle(request: Request) -> Response:
@@ -143,7 +165,11 @@ def _app(sessions: Sessions, routes: list[tuple[str, str, Handler]]) -> Starlett
         return handle
 
     all_routes = [*routes, ("GET", "/healthz", healthz)]
-    return Starlette(routes=[Route(path, guarded(handler), methods=[method]) for method, path, handler in all_routes])
+    return Starlette(
+        routes=[
+            Route(path, guarded(handler), methods=[method]) for method, path, handler in all_routes
+        ]
+    )
 
 
 def _session(sessions: Sessions, request: Request) -> GatewaySession:
@@ -171,7 +197,12 @@ async def _body(request: Request) -> bytes:
 
 
 def _models(model: str) -> Response:
-    return _json({"object": "list", "data": [{"id": model, "object": "model", "created": 0, "owned_by": "rljob"}]})
+    return _json(
+        {
+            "object": "list",
+            "data": [{"id": model, "object": "model", "created": 0, "owned_by": "rljob"}],
+        }
+    )
 
 
 async def _metrics(_: Request) -> Response:
@@ -186,8 +217,13 @@ def _json(value: object, status: int = 200) -> Response:
 
 def _error(error: RLJobError) -> Response:
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
-    name = next((kind.__name__ for kind in _WIRE_NAMES if isinstance(error, kind)), "invalid_request_error")
-    response = _json(ErrorReply(error=ErrorBody(message=str(error), type=name, code=type(error).__name__)), status)
+    name = next(
+        (kind.__name__ for kind in _WIRE_NAMES if isinstance(error, kind)), "invalid_request_error"
+    )
+    response = _json(
+        ErrorReply(error=ErrorBody(message=str(error), type=name, code=type(error).__name__)),
+        status,
+    )
     if status == 503:
         response.headers["retry-after"] = "5"
     return response

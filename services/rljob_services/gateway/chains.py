@@ -3,7 +3,8 @@
     request's messages ──► keys ──► the longest idle chain whose keys are their prefix, with the same tools
                                     none: a new chain (edited history, compaction, sub-agent, sibling)
 
-Chains only grow, turn by turn: context tokens that new messages add, then sampled tokens. A turn that fails adds nothing.
+Chains only grow, turn by turn: context tokens that new messages add, then sampled tokens. A turn
+that fails adds nothing.
 """
 
 from __future__ import annotations
@@ -81,7 +82,11 @@ class OpenChain:
     def continues(self, prompt: Prompt) -> bool:
         """Whether `prompt` is this conversation and at least one message more."""
         known = len(self.keys)
-        return known < len(prompt.keys) and self.tools_key == prompt.tools_key and prompt.keys[:known] == self.keys
+        return (
+            known < len(prompt.keys)
+            and self.tools_key == prompt.tools_key
+            and prompt.keys[:known] == self.keys
+        )
 
     def append(self, context: Sequence[int], sampled: Sampled) -> None:
         """Add the tokens of a finished turn: those that the request's new messages add, then the sampled ones."""

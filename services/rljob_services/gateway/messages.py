@@ -1,7 +1,7 @@
 """Chat messages in the one form that chains and chat templates take.
 
-    client's message ──► read_message ──► the template's form ──► message_key   is it the same message?
-                                                              └─► mark_message  nothing in it can pass for a control token
+client's message ──► read_message ──► the template's form ──► message_key   is it the same message?
+                                                          └─► mark_message  nothing in it can pass for a control token
 """
 
 from __future__ import annotations
@@ -17,10 +17,17 @@ from rljob_services.gateway.vocabulary import Vocabulary
 MessageKey = tuple[str, str, Any, Any]
 """What of a message must be equal for it to be the same message: role, text, tool calls, name.
 
-Ids of tool calls are left out, since clients make up their own, and so is reasoning, which most clients do not send back.
+Ids of tool calls are left out, since clients make up their own, and so is reasoning, which most
+clients do not send back.
 """
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
 _encode_sorted = msgspec.json.Encoder(order="deterministic").encode
 
 
@@ -35,7 +42,7 @@ def read_message(index: int, raw: Mapping[str, Any]) -> dict[str, Any]:
         BadRequestError: it is no chat message of text.
     """
     where = f"messages[{index}]"
-    if (role := _ROLES.get(raw.get("role", ""))) is None:
+    if (role := _ROLES.get(str(raw.get("role")))) is None:
         raise BadRequestError(f"{where}.role must be one of {', '.join(_ROLES)}")
     message: dict[str, Any] = {"role": role, "content": _text(where, raw.get("content"))}
     if role == "assistant":
@@ -54,7 +61,10 @@ def message_key(message: Mapping[str, Any]) -> MessageKey:
     role, content = message["role"], message["content"]
     if role != "assistant":
         return role, content, None, message.get("name")
-    calls = tuple((call["function"]["name"], _encode_sorted(call["function"]["arguments"])) for call in message.get("tool_calls", ()))
+    calls = tuple(
+        (call["function"]["name"], _encode_sorted(call["function"]["arguments"]))
+        for call in message.get("tool_calls", ())
+    )
     return role, content.strip(), calls, None
 
 
@@ -82,7 +92,9 @@ def _tool_calls(where: str, raw: object) -> list[dict[str, Any]]:
     try:
         return [_tool_call(call) for call in raw]  # type: ignore[attr-defined]
     except (TypeError, KeyError, AttributeError):
-        raise BadRequestError(f"{where}.tool_calls must be a list of {{id, type, function: {{name, arguments}}}}") from None
+        raise BadRequestError(
+            f"{where}.tool_calls must be a list of {{id, type, function: {{name, arguments}}}}"
+        ) from None
 
 
 def _tool_call(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,7 +102,10 @@ def _tool_call(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "id": str(raw.get("id", "")),
         "type": "function",
-        "function": {"name": str(function["name"]), "arguments": _arguments(function.get("arguments"))},
+        "function": {
+            "name": str(function["name"]),
+            "arguments": _arguments(function.get("arguments")),
+        },
     }
 
 

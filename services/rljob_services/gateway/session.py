@@ -4,9 +4,10 @@
                                 │ no room                │ fails: the chain stays as it was
                                 └─► context full, no engine call
 
-A session's life: open (chains grow) → closed (packed chains, handed out as often as asked for) → forgotten (its time to live).
-Everything between two awaits is one step of the event loop, so requests of one session need no lock: a chain that is being
-extended is busy, and a request that would continue it opens a chain of its own.
+A session's life: open (chains grow) → closed (packed chains, handed out as often as asked for) →
+forgotten (its time to live). Everything between two awaits is one step of the event loop, so
+requests of one session need no lock: a chain that is being extended is busy, and a request that
+would continue it opens a chain of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +29,13 @@ from rljob.gateway import SessionSpec
 from rljob.ids import new_token
 from rljob_services.gateway.adapters.openai import Answer, ChatRequest, Usage, to_message, to_prompt
 from rljob_services.gateway.chains import OpenChain, Prompt, Sampled, find_chain
-from rljob_services.gateway.messages import BadRequestError, MessageKey, mark_message, message_key, read_message
+from rljob_services.gateway.messages import (
+    BadRequestError,
+    MessageKey,
+    mark_message,
+    message_key,
+    read_message,
+)
 from rljob_services.gateway.template import ChatTemplate
 from rljob_services.gateway.turn import Engine, EngineGoneError, ReadyGate, Turn
 
@@ -99,7 +106,9 @@ class GatewaySession:
         """Whether its chains are final."""
         return self._packed is not None
 
-    async def answer(self, request: ChatRequest, *, agent_id: str, repeat_key: str = "", body: bytes = b"") -> Answer:
+    async def answer(
+        self, request: ChatRequest, *, agent_id: str, repeat_key: str = "", body: bytes = b""
+    ) -> Answer:
         """One assistant turn. The turn goes on if the caller goes away, so that a repeated request finds its answer.
 
         Args:
@@ -121,7 +130,9 @@ class GatewaySession:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if task.cancelled():
-                raise SessionClosedError(f"session {self.spec.session_id} was closed while a turn ran") from None
+                raise SessionClosedError(
+                    f"session {self.spec.session_id} was closed while a turn ran"
+                ) from None
             raise
 
     async def close(self) -> bytes:
@@ -147,7 +158,9 @@ class GatewaySession:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
 
-    def _task(self, request: ChatRequest, agent_id: str, key: str, digest: bytes) -> asyncio.Task[Answer]:
+    def _task(
+        self, request: ChatRequest, agent_id: str, key: str, digest: bytes
+    ) -> asyncio.Task[Answer]:
         if key and (found := self._answers.get(key)):
             if found[0] != digest:
                 raise BadRequestError(f"the key {key!r} was used for another request")
@@ -164,15 +177,21 @@ class GatewaySession:
     def _finish(self, task: asyncio.Task[Answer], key: str) -> None:
         self._running.discard(task)
         if task.cancelled() or task.exception():
-            self._answers.pop(key, None)  # a failed turn left no trace, so asking again may try again
+            self._answers.pop(
+                key, None
+            )  # a failed turn left no trace, so asking again may try again
 
     async def _turn(self, request: ChatRequest, agent_id: str) -> Answer:
         began = self._service.clock.monotonic()
         opening = self._open(to_prompt(request), agent_id)
-        limit = min(self.spec.max_context_tokens - opening.num_tokens, self._sampling.max_tokens_per_turn)
+        limit = min(
+            self.spec.max_context_tokens - opening.num_tokens, self._sampling.max_tokens_per_turn
+        )
         if limit < 1:
             return self._answer(request, ParsedTurn(content=""), "length", opening.num_tokens, 0)
-        turn = Turn(self._service.engine, self._service.gate, self.spec.turn_seconds, self._service.clock)
+        turn = Turn(
+            self._service.engine, self._service.gate, self.spec.turn_seconds, self._service.clock
+        )
         opening.chain.is_busy = True
         try:
             sampled = await turn.sample(
@@ -187,7 +206,9 @@ class GatewaySession:
             self.engine_wait_seconds += turn.engine_wait_seconds
         if parsed.tool_calls:
             sampled.finish_reason = "tool_calls"
-        answer = self._answer(request, parsed, sampled.finish_reason, opening.num_tokens, len(sampled.token_ids))
+        answer = self._answer(
+            request, parsed, sampled.finish_reason, opening.num_tokens, len(sampled.token_ids)
+        )
         self._commit(opening, sampled, answer.message)
         telemetry.GATEWAY_TURN_SECONDS.observe(self._service.clock.monotonic() - began)
         return answer
@@ -197,7 +218,10 @@ class GatewaySession:
         template = self._service.template
         if chain := find_chain(self._chains, prompt):
             known = len(chain.messages)
-            messages = [*chain.messages, *(mark_message(m, template.vocabulary) for m in prompt.messages[known:])]
+            messages = [
+                *chain.messages,
+                *(mark_message(m, template.vocabulary) for m in prompt.messages[known:]),
+            ]
             context = template.encode_continuation(messages, chain.tools, known, chain.tokens[-1])
             if context is not None:
                 return Opening(chain, prompt.keys, messages, context)
@@ -208,7 +232,9 @@ class GatewaySession:
         chain = OpenChain(tools, prompt.tools_key, agent_id)
         return Opening(chain, prompt.keys, messages, template.encode(messages, tools))
 
-    async def _parse(self, turn: Turn, request: ChatRequest, token_ids: Sequence[int]) -> ParsedTurn:
+    async def _parse(
+        self, turn: Turn, request: ChatRequest, token_ids: Sequence[int]
+    ) -> ParsedTurn:
         stops = self._service.template.stop_token_ids
         said = token_ids[:-1] if token_ids and token_ids[-1] in stops else token_ids
         text = self._service.template.vocabulary.decode(said)
@@ -249,6 +275,9 @@ class GatewaySession:
         message = read_message(len(opening.messages), said)
         chain.append(opening.context, sampled)
         chain.keys = [*opening.keys, message_key(message)]
-        chain.messages = [*opening.messages, mark_message(message, self._service.template.vocabulary)]
+        chain.messages = [
+            *opening.messages,
+            mark_message(message, self._service.template.vocabulary),
+        ]
         self.num_bytes += chain.num_bytes - before
         self.turns += 1

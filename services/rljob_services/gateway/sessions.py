@@ -77,7 +77,9 @@ class Sessions:
     def get(self, session_id: str) -> GatewaySession:
         """The session of that id. Raises SessionMissingError."""
         if (session := self._sessions.get(session_id)) is None:
-            raise SessionMissingError(f"session {session_id} is not known here: the gateway restarted, or its time ended")
+            raise SessionMissingError(
+                f"session {session_id} is not known here: the gateway restarted, or its time ended"
+            )
         return session
 
     def authorised(self, session_id: str, token: str) -> GatewaySession:

@@ -1,13 +1,14 @@
-"""The model's chat template: conversations to token ids, in whole or as what new messages add.
+r"""The model's chat template: conversations to token ids, in whole or as what new messages add.
 
-A continuation is proved, not assumed. The template is rendered with and without the new messages; only where the shorter text
-is a prefix of the longer does the rest become the delta. A template that rewrites the past (Qwen3 drops earlier reasoning
-once a new user message arrives) fails that, and the session opens a new chain.
+A continuation is proved, not assumed. The template is rendered with and without the new messages;
+only where the shorter text is a prefix of the longer does the rest become the delta. A template
+that rewrites the past (Qwen3 drops earlier reasoning once a new user message arrives) fails that,
+and the session opens a new chain.
 
-    rendered without:  <|im_start|>user … <|im_start|>assistant\n sampled <|im_end|>\n
-    rendered with:     <|im_start|>user … <|im_start|>assistant\n sampled <|im_end|>\n <|im_start|>user … <|im_start|>assistant\n
-    kept as ids:       └────────────────── the chain ──────────────────┘
-    the delta:                                                                     \n <|im_start|>user … <|im_start|>assistant\n
+    rendered without:  [user …] <|im_start|>assistant\n said <|im_end|>\n
+    rendered with:     [user …] <|im_start|>assistant\n said <|im_end|>\n [tool …] <|im_start|>assistant\n
+    kept as ids:       └──────────── the chain, as sampled ─────────┘
+    the delta:                                                       └─ \n [tool …] <|im_start|>assistant\n
 """
 
 from __future__ import annotations
@@ -27,7 +28,15 @@ from tokenizers import Tokenizer
 from rljob.errors import TaskError, UserError
 from rljob_services.gateway.vocabulary import Vocabulary
 
-SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+SPECIAL_TOKEN_NAMES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
 _PROBE = "k7Qz2"
 _MODEL_PATH = "spec.model.source"
 
@@ -47,11 +56,15 @@ class ChatTemplate:
     """
 
     def __init__(
-        self, source: str, vocabulary: Vocabulary, special_tokens: Mapping[str, str], stop_token_ids: Sequence[int] = ()
+        self,
+        source: str,
+        vocabulary: Vocabulary,
+        special_tokens: Mapping[str, str],
+        stop_token_ids: Sequence[int] = (),
     ) -> None:
         self.vocabulary = vocabulary
         self._special_tokens = dict(special_tokens)
-        self._template = _environment().from_string(source)
+        self._template = _environment().from_string(source, globals=_globals())
         self._closing = self._find_closing()
         self._closing_length = len(vocabulary.encode(self._closing or ""))
         closing_ids = vocabulary.control_ids(self._closing or "")[:1]
@@ -71,7 +84,11 @@ class ChatTemplate:
         return self.vocabulary.encode(self.render(messages, tools, is_prompt=True))
 
     def encode_continuation(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], num_known: int, last_token: int
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any],
+        num_known: int,
+        last_token: int,
     ) -> list[int] | None:
         """Token ids that `messages[num_known:]` add to a chain, up to where the assistant speaks again.
 
@@ -95,7 +112,11 @@ class ChatTemplate:
         return ids
 
     def _end_of_turn(
-        self, whole: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], num_known: int
+        self,
+        whole: str,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any],
+        num_known: int,
     ) -> int | None:
         """Where in `whole` the closing of the last known message begins; None where `whole` rewrites what is known."""
         if (closing := self._closing) is None:
@@ -104,8 +125,9 @@ class ChatTemplate:
             known = self.render(messages[:num_known], tools, is_prompt=False)
             if known.endswith(closing) and whole.startswith(known):
                 return len(known) - len(closing)
-            # Qwen3 writes an empty think block into a turn only while it is the last: what the assistant said is in the chain
-            # as sampled, so it is enough that everything before stands, and that nothing it said is dropped.
+            # Qwen3 writes an empty think block into a turn only while it is the last: what the
+            # assistant said is in the chain as sampled, so it is enough that everything before
+            # stands, and that nothing it said is dropped.
             before = self.render(messages[: num_known - 1], tools, is_prompt=False)
         except TemplateError:
             return None
@@ -113,10 +135,14 @@ class ChatTemplate:
         if not self._closing_length or end < 0 or not whole.startswith(before):
             return None
         turn, said = whole[len(before) : end], messages[num_known - 1]
-        is_whole = all(str(said.get(part) or "").strip() in turn for part in ("content", "reasoning_content"))
+        is_whole = all(
+            str(said.get(part) or "").strip() in turn for part in ("content", "reasoning_content")
+        )
         return end if is_whole else None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], *, is_prompt: bool) -> str:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], *, is_prompt: bool
+    ) -> str:
         """The conversation as text. Raises TemplateError when the template refuses it."""
         try:
             return self._template.render(
@@ -151,9 +177,15 @@ def load_template(model_dir: Path) -> ChatTemplate:
     try:
         tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
     except Exception as error:  # noqa: BLE001 - tokenizers raises bare Exception
-        raise UserError(_MODEL_PATH, f"tokenizer.json of the model cannot be read: {error}", "a fast tokenizer is needed") from None
+        raise UserError(
+            _MODEL_PATH,
+            f"tokenizer.json of the model cannot be read: {error}",
+            "a fast tokenizer is needed",
+        ) from None
     vocabulary = Vocabulary(tokenizer)
-    special = {name: text for name in SPECIAL_TOKEN_NAMES if (text := _token_text(config.get(name)))}
+    special = {
+        name: text for name in SPECIAL_TOKEN_NAMES if (text := _token_text(config.get(name)))
+    }
     stops = _stop_token_ids(model_dir, vocabulary, special)
     try:
         return ChatTemplate(_template_source(model_dir, config), vocabulary, special, stops)
@@ -164,16 +196,24 @@ def load_template(model_dir: Path) -> ChatTemplate:
 def _template_source(model_dir: Path, config: Mapping[str, Any]) -> str:
     if (file := model_dir / "chat_template.jinja").exists():
         return file.read_text()
-    source = config.get("chat_template") or _read_json(model_dir / "chat_template.json").get("chat_template")
+    source = config.get("chat_template") or _read_json(model_dir / "chat_template.json").get(
+        "chat_template"
+    )
     if isinstance(source, list):  # several by name, as transformers 4 wrote them
         named = {item["name"]: item["template"] for item in source}
         source = named.get("tool_use") or named.get("default")
     if not isinstance(source, str) or not source:
-        raise UserError(_MODEL_PATH, "the model has no chat template", "add chat_template.jinja to it or take an instruction-tuned model")
+        raise UserError(
+            _MODEL_PATH,
+            "the model has no chat template",
+            "add chat_template.jinja to it or take an instruction-tuned model",
+        )
     return source
 
 
-def _stop_token_ids(model_dir: Path, vocabulary: Vocabulary, special: Mapping[str, str]) -> list[int]:
+def _stop_token_ids(
+    model_dir: Path, vocabulary: Vocabulary, special: Mapping[str, str]
+) -> list[int]:
     found: list[int] = []
     for file in ("generation_config.json", "config.json"):
         value = _read_json(model_dir / file).get("eos_token_id")
@@ -213,9 +253,12 @@ def _environment() -> ImmutableSandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
     return environment
+
+
+def _globals() -> dict[str, Any]:
+    """What templates may call, beside what Jinja gives them."""
+    return {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
 
 
 def _to_json(
@@ -225,7 +268,9 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -1,7 +1,8 @@
 """httpx's client over `rljob.http_pool`: the engine client's calls without httpcore's connection pool.
 
-Two engine calls are made in every turn. httpcore looks at every connection of its pool for each request, which at 32 concurrent
-turns costs more than everything else that the gateway does (4.7 ms of CPU a turn with it, 1.5 ms without).
+Two engine calls are made in every turn. httpcore looks at every connection of its pool for each
+request, which at 32 concurrent turns costs more than everything else that the gateway does (4.7 ms
+of CPU a turn with it, 1.5 ms without).
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class PoolTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """See `httpx.AsyncBaseTransport`."""
-        headers = {name: value for name, value in request.headers.items() if name not in _SET_BY_POOL}
+        headers = {
+            name: value for name, value in request.headers.items() if name not in _SET_BY_POOL
+        }
         body = await request.aread()
         path = request.url.raw_path.decode("ascii")
         try:

@@ -8,7 +8,8 @@
           ├──► refused, nonsense ────────────────────────► EngineError
           └──► the clock has run out ────────────────────► DeadlineError, or EngineGoneError where it was unreachable
 
-Consumes prompt ids; produces `Sampled`: every token with its log probability and the version that the engine named for it.
+Consumes prompt ids; produces `Sampled`: every token with its log probability and the version that
+the engine named for it.
 """
 
 from __future__ import annotations
@@ -44,12 +45,18 @@ class EngineGoneError(EngineError):
 class Engine(Protocol):
     """What a turn needs of `rljob.engine.EngineClient`."""
 
-    async def generate(self, request: GenerateRequest, *, timeout_seconds: float = 300.0) -> Generation:
+    async def generate(
+        self, request: GenerateRequest, *, timeout_seconds: float = 300.0
+    ) -> Generation:
         """See `EngineClient.generate`."""
         ...
 
     async def parse(
-        self, tools: Sequence[Mapping[str, Any]], *, text: str | None = None, timeout_seconds: float = 30.0
+        self,
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        text: str | None = None,
+        timeout_seconds: float = 30.0,
     ) -> ParsedTurn:
         """See `EngineClient.parse`."""
         ...
@@ -118,7 +125,11 @@ class Turn:
         return self._seconds - (self._clock.monotonic() - self._began - self.engine_wait_seconds)
 
     async def sample(
-        self, prompt_ids: Sequence[int], max_tokens: int, sampling: SessionSampling, stop_token_ids: Sequence[int]
+        self,
+        prompt_ids: Sequence[int],
+        max_tokens: int,
+        sampling: SessionSampling,
+        stop_token_ids: Sequence[int],
     ) -> Sampled:
         """Sample until a stop token or `max_tokens`.
 
@@ -135,7 +146,9 @@ class Turn:
                 top_p=sampling.top_p,
                 stop_token_ids=stop_token_ids,
             )
-            generation = await self._call(lambda s, request=request: self._engine.generate(request, timeout_seconds=s))
+            generation = await self._call(
+                lambda s, request=request: self._engine.generate(request, timeout_seconds=s)
+            )
             _add(sampled, generation, request.max_tokens)
             if generation.finish_reason != "abort":
                 return sampled
@@ -176,7 +189,9 @@ class Turn:
         try:
             await self._gate.wait(ENGINE_WAIT_LIMIT_SECONDS - self.engine_wait_seconds)
         except TimeoutError:
-            raise DeadlineError(f"the engine was not ready for {ENGINE_WAIT_LIMIT_SECONDS:.0f} s") from None
+            raise DeadlineError(
+                f"the engine was not ready for {ENGINE_WAIT_LIMIT_SECONDS:.0f} s"
+            ) from None
         finally:
             self.engine_wait_seconds += self._clock.monotonic() - began
 
@@ -189,9 +204,13 @@ def is_unreachable(error: EngineError) -> bool:
 def _add(sampled: Sampled, generation: Generation, max_tokens: int) -> None:
     num_tokens = len(generation.token_ids)
     if num_tokens != len(generation.logprobs):
-        raise EngineError(f"engine answered {num_tokens} tokens but {len(generation.logprobs)} logprobs")
+        raise EngineError(
+            f"engine answered {num_tokens} tokens but {len(generation.logprobs)} logprobs"
+        )
     if num_tokens > max_tokens:
-        raise EngineError(f"engine answered {num_tokens} tokens where at most {max_tokens} were asked for")
+        raise EngineError(
+            f"engine answered {num_tokens} tokens where at most {max_tokens} were asked for"
+        )
     sampled.token_ids += generation.token_ids
     sampled.logprobs += generation.logprobs
     sampled.versions.append((num_tokens, generation.version))

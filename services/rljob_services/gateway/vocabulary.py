@@ -1,9 +1,11 @@
 """Text to token ids and back, without letting text pass for control tokens.
 
-A tokenizer reads `<|im_end|>` as a control token wherever it stands, in a chat template or in a file that the model has just
-printed. So before a message is rendered, each such literal in it is replaced by a placeholder that nobody can guess (`mark`);
-after rendering, every literal that is left is the template's own. `encode` puts the marked ones back, cut in two, and hands
-the tokenizer each side of the cut by itself: no string that it sees holds a literal that the template did not write.
+A tokenizer reads `<|im_end|>` as a control token wherever it stands, in a chat template or in a
+file that the model has just printed. So before a message is rendered, each such literal in it is
+replaced by a placeholder that nobody can guess (`mark`); after rendering, every literal that is
+left is the template's own. `encode` puts the marked ones back, cut in two, and hands the tokenizer
+each side of the cut by itself: no string that it sees holds a literal that the template did not
+write.
 """
 
 from __future__ import annotations
@@ -36,7 +38,11 @@ class Vocabulary:
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         # White space that a tokenizer lists as added tokens (Gemma) controls nothing; a single character cannot be cut.
-        added = {i: t for i, t in tokenizer.get_added_tokens_decoder().items() if len(t.content.strip()) > 1}
+        added = {
+            i: t
+            for i, t in tokenizer.get_added_tokens_decoder().items()
+            if len(t.content.strip()) > 1
+        }
         self._control_ids = frozenset(added)
         self._id_of = {token.content: i for i, token in added.items()}
         self._literals = list(self._id_of)
@@ -55,7 +61,8 @@ class Vocabulary:
 
         Args:
             value: Text, or lists and objects of it.
-            only_special: Leave mark-up that is no turn boundary (`<think>`): templates look for it in assistant messages.
+            only_special: Leave mark-up that is no turn boundary (`<think>`): templates look for it
+            in assistant messages.
         """
         return self._mark_value(value, self._special if only_special else self._any)
 
@@ -70,7 +77,9 @@ class Vocabulary:
             ids += self._tokenizer.encode(piece, add_special_tokens=False).ids
         written = [self._id_of[match.group()] for match in self._any.finditer(text)]
         if [i for i in ids if i in self._control_ids] != written:
-            raise ForgedTokenError("a message holds text that the tokenizer would read as a control token")
+            raise ForgedTokenError(
+                "a message holds text that the tokenizer would read as a control token"
+            )
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -85,7 +94,10 @@ class Vocabulary:
         if isinstance(value, str):
             return pattern.sub(self._placeholder, value)
         if isinstance(value, dict):
-            return {self._mark_value(key, pattern): self._mark_value(item, pattern) for key, item in value.items()}
+            return {
+                self._mark_value(key, pattern): self._mark_value(item, pattern)
+                for key, item in value.items()
+            }
         if isinstance(value, list):
             return [self._mark_value(item, pattern) for item in value]
         return value

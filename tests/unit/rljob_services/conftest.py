@@ -60,19 +60,29 @@ class ScriptedEngine:
         self.requests: list[GenerateRequest] = []
         self.parse_error: Exception | None = None
 
-    def says(self, text: str, *, n: int = 0, reason: str = "stop", num_tokens: int | None = None) -> Generation:
+    def says(
+        self, text: str, *, n: int = 0, reason: str = "stop", num_tokens: int | None = None
+    ) -> Generation:
         """A generation of `text`; the stop token follows where the reason is stop."""
         ids = self.template.vocabulary.encode(text)[:num_tokens]
         ids += [self.template.stop_token_ids[0]] if reason == "stop" else []
         logprobs = [-0.5 - i / 1000 for i in range(len(ids))]
-        return Generation(token_ids=ids, logprobs=logprobs, finish_reason=reason, version=PolicyVersion(1, n), boot_id="b")
+        return Generation(
+            token_ids=ids,
+            logprobs=logprobs,
+            finish_reason=reason,
+            version=PolicyVersion(1, n),
+            boot_id="b",
+        )
 
     def will_say(self, text: str, **options: Any) -> Generation:
         generation = self.says(text, **options)
         self.steps.append(generation)
         return generation
 
-    async def generate(self, request: GenerateRequest, *, timeout_seconds: float = 300.0) -> Generation:
+    async def generate(
+        self, request: GenerateRequest, *, timeout_seconds: float = 300.0
+    ) -> Generation:
         self.requests.append(request)
         step = self.steps.pop(0)
         if isinstance(step, Exception):
@@ -80,7 +90,11 @@ class ScriptedEngine:
         return await step(request) if callable(step) else step
 
     async def parse(
-        self, tools: Sequence[Mapping[str, Any]], *, text: str | None = None, timeout_seconds: float = 30.0
+        self,
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        text: str | None = None,
+        timeout_seconds: float = 30.0,
     ) -> ParsedTurn:
         if self.parse_error:
             raise self.parse_error

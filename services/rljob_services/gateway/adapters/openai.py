@@ -1,8 +1,9 @@
 """OpenAI chat completions: what a client sends to a `Prompt`, and a finished turn to what it gets back.
 
-The session decides how turns are sampled, so `temperature`, `top_p`, `seed` and penalties of a request are read by nobody:
-log probabilities must be those of the distribution that the trainer knows. What would change the meaning of an answer and is
-not there (`n` > 1, `stop`, `response_format`, a forced `tool_choice`, images) is refused by name.
+The session decides how turns are sampled, so `temperature`, `top_p`, `seed` and penalties of a
+request are read by nobody: log probabilities must be those of the distribution that the trainer
+knows. What would change the meaning of an answer and is not there (`n` > 1, `stop`,
+`response_format`, a forced `tool_choice`, images) is refused by name.
 """
 
 from __future__ import annotations
@@ -67,7 +68,11 @@ class Usage(msgspec.Struct, frozen=True):
     def to_json(self) -> dict[str, int]:
         """OpenAI's form."""
         total = self.prompt_tokens + self.completion_tokens
-        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens, "total_tokens": total}
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": total,
+        }
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,8 +89,15 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> bytes:
         """The body of a plain answer."""
-        choice = {"index": 0, "message": self.message, "finish_reason": self.finish_reason, "logprobs": None}
-        return msgspec.json.encode({**self._head("chat.completion"), "choices": [choice], "usage": self.usage.to_json()})
+        choice = {
+            "index": 0,
+            "message": self.message,
+            "finish_reason": self.finish_reason,
+            "logprobs": None,
+        }
+        return msgspec.json.encode(
+            {**self._head("chat.completion"), "choices": [choice], "usage": self.usage.to_json()}
+        )
 
     def to_events(self, options: StreamOptions | None) -> Iterator[bytes]:
         """The body of a streamed answer: the finished turn as server-sent events."""
@@ -116,12 +128,24 @@ def read_request(body: bytes) -> ChatRequest:
     for is_refused, problem in (
         (not request.messages, "messages must not be empty"),
         (request.n not in {None, 1}, "n must be 1: every turn is one sample of its session"),
-        (bool(request.stop), "stop sequences are not supported: a turn ends at the model's own stop tokens"),
-        (format_type != "text", f"response_format {format_type!r} is not supported: sampling is not constrained"),
-        (request.tool_choice not in (None, "auto", "none"), "tool_choice must be auto or none: sampling is not constrained"),
+        (
+            bool(request.stop),
+            "stop sequences are not supported: a turn ends at the model's own stop tokens",
+        ),
+        (
+            format_type != "text",
+            f"response_format {format_type!r} is not supported: sampling is not constrained",
+        ),
+        (
+            request.tool_choice not in (None, "auto", "none"),
+            "tool_choice must be auto or none: sampling is not constrained",
+        ),
         (bool(request.logprobs), "logprobs are kept for the trainer and not answered"),
         (bool(request.functions), "functions are not supported: use tools"),
-        (request.modalities not in (None, ["text"]), "modalities other than text are not supported"),
+        (
+            request.modalities not in (None, ["text"]),
+            "modalities other than text are not supported",
+        ),
         ((request.token_limit or 1) < 1, "max_tokens must be at least 1"),
     ):
         if is_refused:
@@ -133,17 +157,29 @@ def to_prompt(request: ChatRequest) -> Prompt:
     """The request's conversation, ready to be matched. Raises BadRequestError."""
     messages = [read_message(index, message) for index, message in enumerate(request.messages)]
     tools = request.tools or []
-    return Prompt(messages=messages, keys=[message_key(m) for m in messages], tools=tools, tools_key=_encode_sorted(tools))
+    return Prompt(
+        messages=messages,
+        keys=[message_key(m) for m in messages],
+        tools=tools,
+        tools_key=_encode_sorted(tools),
+    )
 
 
 def to_message(turn: ParsedTurn) -> dict[str, Any]:
     """The assistant's message as the client gets it."""
-    message: dict[str, Any] = {"role": "assistant", "content": turn.content or (None if turn.tool_calls else "")}
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": turn.content or (None if turn.tool_calls else ""),
+    }
     if turn.reasoning:
         message["reasoning_content"] = turn.reasoning
     if turn.tool_calls:
         message["tool_calls"] = [
-            {"id": f"call_{secrets.token_hex(8)}", "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+            {
+                "id": f"call_{secrets.token_hex(8)}",
+                "type": "function",
+                "function": {"name": c.name, "arguments": c.arguments},
+            }
             for c in turn.tool_calls
         ]
     return message
