@@ -4,7 +4,7 @@
     async with client.claim("default", env={"LANG": "C.UTF-8"}) as box:
         result = await box.exec("ls -l")
 
-Nothing a sandbox sends is believed: sizes are bounded, types are checked, and whatever does not fit is a `SandboxError`.
+Nothing a sandbox sends is believed: sizes are bounded, types are checked, and what does not fit is a `SandboxError`.
 Mutating calls carry a request id, so that one whose answer was lost is sent again and answered from the guest's memory.
 """
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from rljob.errors import MachineError
-from rljob_sandbox_pool.guest.wire import Refusal, Request, RequestParser, Response
+from rljob_sandbox_pool.guest.wire import RefusedError, Request, RequestParser, Response
 
 MAX_CONNECTIONS = 4096
 IDLE_SECONDS = 60.0
@@ -49,7 +49,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             self._requests += self._parser.feed(data)
-        except Refusal as refusal:
+        except RefusedError as refusal:
             self._send(refusal.response(close=True))
             return
         self._next()
@@ -124,8 +124,8 @@ class HttpServer:
         """The handler's answer; a fault of ours is 500 and a line in the log, never a dead connection."""
         try:
             return await self._handler(request)
-        except Refusal as refusal:
+        except RefusedError as refusal:
             return refusal.response()
-        except Exception:
+        except Exception:  # noqa: BLE001 — the boundary of one request
             _log.exception("request_failed", method=request.method, path=request.path)
-            return Refusal(500, "internal", "see the log of the sandbox pool").response()
+            return RefusedError(500, "internal", "see the log of the sandbox pool").response()

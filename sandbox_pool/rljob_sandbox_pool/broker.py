@@ -1,12 +1,14 @@
 """The broker's HTTP API: who may claim, from which pool.
 
-    POST   /v1/claims {request_id, pool, image, env, ttl_seconds, wait_seconds}  → {claim_id, sandbox_id, url, token, boot_nonce}
-           429 all places taken, 503 none ready yet, both with Retry-After; 404 no such pool or image
-    DELETE /v1/claims/{id}[?broken=1]                                            → {} ; 404 no such claim
-    GET    /v1/pools                                                             → {pools: [...]}
-    GET    /healthz                                                              anyone
+    POST   /v1/claims {request_id, pool, image, env, ttl_seconds, wait_seconds}
+                      → {claim_id, sandbox_id, url, token, boot_nonce}
+                      429 all places taken, 503 none ready yet, both with Retry-After; 404 no such pool or image
+    DELETE /v1/claims/{id}[?broken=1]  → {}; 404 no such claim
+    GET    /v1/pools                   → {pools: [...]}
+    GET    /healthz                    anyone
 
-The request id becomes the claim id: a repeated request gets the same claim, and whoever lost the answer can still release.
+The request id becomes the claim id: a repeated request gets the same claim, and whoever lost the answer can
+still release it.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from urllib.parse import unquote
 import msgspec
 
 from rljob_sandbox_pool.guest import checks
-from rljob_sandbox_pool.guest.wire import Refusal, Request, Response, answer
-from rljob_sandbox_pool.pool import NoSandbox, Pool
+from rljob_sandbox_pool.guest.wire import RefusedError, Request, Response, answer
+from rljob_sandbox_pool.pool import NoSandboxError, Pool
 
 MAX_WAIT_SECONDS = 30.0
 _CLAIMS = "/v1/claims"
@@ -34,12 +36,12 @@ class Broker:
         self._pending: dict[str, asyncio.Task[bytes]] = {}
 
     async def handle(self, request: Request) -> Response:
-        """Answer one request. Raises Refusal."""
+        """Answer one request. Raises RefusedError."""
         if request.path == "/healthz":
             return answer({"ok": True})
         given = request.headers.get("authorization", "").encode("utf-8", "replace")
         if not hmac.compare_digest(given, self._expected):
-            raise Refusal(401, "unauthorized", "the broker's token is missing or wrong")
+            raise RefusedError(401, "unauthorized", "the broker's token is missing or wrong")
         if (request.method, request.path) == ("POST", _CLAIMS):
             return await self._claim(request)
         if request.method == "DELETE" and request.path.startswith(_CLAIMS + "/"):
@@ -51,7 +53,7 @@ class Broker:
                 200,
                 msgspec.json.encode({"pools": [pool.status() for pool in self._pools.values()]}),
             )
-        raise Refusal(404, "no_route", f"{request.method} {request.path}"[:200])
+        raise RefusedError(404, "no_route", f"{request.method} {request.path}"[:200])
 
     async def _claim(self, request: Request) -> Response:
         body = checks.json_object(request.body)
@@ -63,14 +65,14 @@ class Broker:
         ttl = checks.number(body, "ttl_seconds", 3600.0, 1.0, checks.MAX_TTL_SECONDS)
         wait = checks.number(body, "wait_seconds", 0.0, 0.0, MAX_WAIT_SECONDS)
         if claim_id in self._pending:
-            raise Refusal(503, "pending", "this claim is being made", {"retry-after": "0.1"})
+            raise RefusedError(503, "pending", "this claim is being made", {"retry-after": "0.1"})
         task = asyncio.ensure_future(pool.claim(claim_id, env, ttl, wait))
         self._pending[claim_id] = task
         try:
             return Response(200, await task)
-        except NoSandbox as none:
+        except NoSandboxError as none:
             headers = {"retry-after": f"{none.retry_after_seconds:.2f}"}
-            raise Refusal(
+            raise RefusedError(
                 429 if none.at_max else 503,
                 "at_max" if none.at_max else "warming",
                 none.message,
@@ -83,14 +85,16 @@ class Broker:
     def _pool(self, name: str, image: object) -> Pool:
         pool = self._pools.get(name)
         if pool is None:
-            raise Refusal(
+            raise RefusedError(
                 404,
                 "unknown_pool",
                 f"there is no pool {name!r}; there are {', '.join(sorted(self._pools))}",
             )
         images = [entry.image for entry in pool.spec.images]
         if image is not None and images and image not in images:
-            raise Refusal(404, "unknown_image", f"pool {name!r} has no image {str(image)[:200]!r}")
+            raise RefusedError(
+                404, "unknown_image", f"pool {name!r} has no image {str(image)[:200]!r}"
+            )
         return pool
 
     def _release(self, claim_id: str, *, broken: bool) -> Response:
@@ -100,6 +104,6 @@ class Broker:
         for pool in self._pools.values():
             if pool.release(claim_id, broken=broken):
                 return answer({})
-        raise Refusal(
+        raise RefusedError(
             404, "unknown_claim", "no such claim: released, expired, or made by an earlier broker"
         )

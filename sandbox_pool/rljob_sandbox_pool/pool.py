@@ -5,8 +5,9 @@
       │                    └──────────────────────│─────────────────────────────┘
       └── sizing ◄── died, expired, broken, worn out, did not verify
 
-Consumes claims and releases; produces claimed sandboxes. Waits for a free place below `max`, for a start, for a reset; what
-unblocks it is a release, a death or the end of a back-off. Every change wakes `keep_warm_loop`, which sizes the pool.
+Consumes claims and releases; produces claimed sandboxes. Waits for a free place below `max`, for a start, for a
+reset; what unblocks it is a release, a death or the end of a back-off. Every change wakes `keep_warm_loop`, which
+sizes the pool.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ END_SECONDS = 10.0
 _log = structlog.get_logger("rljob.sandbox_pool")
 
 
-class NoSandbox(Exception):
+class NoSandboxError(Exception):
     """No sandbox within the time that the claim may wait.
 
     Args:
@@ -83,7 +84,7 @@ class Pool:
     async def claim(
         self, claim_id: str, env: Mapping[str, str], ttl_seconds: float, wait_seconds: float
     ) -> bytes:
-        """Claim a sandbox; the JSON of a `ClaimAnswer`. The same claim id again gets the same answer. Raises NoSandbox."""
+        """Claim a sandbox; the JSON of a `ClaimAnswer`, the same for the same claim id. Raises NoSandboxError."""
         if lease := self._leases.get(claim_id):
             return lease.answer
         began = self._clock.monotonic()
@@ -147,14 +148,16 @@ class Pool:
                 self._end(member, "broken" if broken else "")
         return True
 
-    def _no_sandbox(self) -> NoSandbox:
+    def _no_sandbox(self) -> NoSandboxError:
         counts = self.counts()
         name = self.spec.name
         if counts.total >= self.spec.max:
-            return NoSandbox(True, f"all {self.spec.max} sandboxes of pool {name} are taken", 1.0)
+            return NoSandboxError(
+                True, f"all {self.spec.max} sandboxes of pool {name} are taken", 1.0
+            )
         pause = max(0.2, min(self._no_start_before - self._clock.monotonic(), 10.0))
         problem = f" (last failure: {self._last_problem})" if self._failures else ""
-        return NoSandbox(False, f"no sandbox of pool {name} is ready yet{problem}", pause)
+        return NoSandboxError(False, f"no sandbox of pool {name} is ready yet{problem}", pause)
 
     # ── the pool's size ──
 

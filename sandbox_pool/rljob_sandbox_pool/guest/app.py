@@ -6,11 +6,11 @@
     POST /exec      claim   {request_id, command, cwd, env, stdin, timeout, max_output_bytes}
     GET  /files     claim   ?path=&max_bytes=
     PUT  /files     claim   a line of JSON {request_id, files: [{path, bytes, mode}]}, then the files' bytes
-    GET  /healthz   anyone; ?challenge= asks for the keyed answer; a claim's headers ask whether it still holds
+    GET  /healthz   anyone; ?challenge= asks for the keyed answer, a claim's headers whether it holds
     GET  /metrics   anyone
 
-The pool proves itself with HMAC(sandbox key, boot nonce), an owner with its claim's token. Knows no socket and no process:
-those are the `Backend`, of which the simulated runtime has its own.
+The pool proves itself with HMAC(sandbox key, boot nonce), an owner with its claim's token. Knows no socket and
+no process: those are the `Backend`, of which the simulated runtime has its own.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from collections.abc import Callable
 from errno import EDQUOT, ELOOP, ENOSPC, EROFS
 from typing import Any, Protocol
 
-from . import checks
-from .claims import Claim, Lock, State, proof
-from .memory import Memory
-from .wire import Refusal, Request, Response, answer
+from rljob_sandbox_pool.guest import checks
+from rljob_sandbox_pool.guest.claims import Claim, Lock, State, proof
+from rljob_sandbox_pool.guest.memory import Memory
+from rljob_sandbox_pool.guest.wire import RefusedError, Request, Response, answer
 
 Reply = Callable[[Response], None]
 
@@ -37,11 +37,11 @@ class Backend(Protocol):
         ...
 
     def execute(self, command: checks.Command, done: Callable[[dict[str, Any]], None]) -> None:
-        """Run a command; `done` gets the fields of `rljob.sandbox.ExecResult`. Raises Refusal."""
+        """Run a command; `done` gets the fields of `rljob.sandbox.ExecResult`. Raises RefusedError."""
         ...
 
     def read_file(self, path: str, max_bytes: int) -> bytes:
-        """Raises OSError, Refusal."""
+        """Raises OSError, RefusedError."""
         ...
 
     def write_file(self, file: checks.NewFile) -> None:
@@ -88,11 +88,11 @@ class Guest:
             route = self._routes.get((request.method, request.path))
             if route is None:
                 known = any(path == request.path for _, path in self._routes)
-                raise Refusal(
+                raise RefusedError(
                     405 if known else 404, "no_route", f"{request.method} {request.path}"[:200]
                 )
             route(request, reply)
-        except Refusal as refusal:
+        except RefusedError as refusal:
             reply(refusal.response())
         except OSError as error:
             reply(_os_refusal(error).response())
@@ -102,16 +102,16 @@ class Guest:
         return hmac.compare_digest(given.encode("utf-8", "replace"), self._pool_proof.encode())
 
     def _owner(self, request: Request) -> Claim:
-        """The claim that the request holds. Raises Refusal."""
+        """The claim that the request holds. Raises RefusedError."""
         headers = request.headers
         if headers.get("x-rljob-boot", "") != self.boot_nonce:
-            raise Refusal(409, "other_boot", "the sandbox has another boot nonce")
+            raise RefusedError(409, "other_boot", "the sandbox has another boot nonce")
         token = headers.get("authorization", "").removeprefix("Bearer ")
         return self.lock.check(headers.get("x-rljob-claim", ""), token)
 
     def _claim(self, request: Request, reply: Reply) -> None:
         if not self._is_pool(request):
-            raise Refusal(401, "not_the_pool", "only the pool hands out claims")
+            raise RefusedError(401, "not_the_pool", "only the pool hands out claims")
         body = checks.json_object(request.body)
         seconds = checks.number(body, "ttl_seconds", 3600.0, 0.01, checks.MAX_TTL_SECONDS)
         claim = Claim(
@@ -142,13 +142,13 @@ class Guest:
         if keep_claim:
             self._owner(request)
         elif self.lock.state in (State.QUARANTINED, State.TAINTED):
-            raise Refusal(409, self.lock.state.value, "; ".join(self.lock.evidence))
+            raise RefusedError(409, self.lock.state.value, "; ".join(self.lock.evidence))
         else:
             self._end_claim()
         self.counts["resets"] += 1
         self.lock.cleaned(self._backend.reset(), keep_claim=keep_claim)
         if self.lock.state is State.QUARANTINED:
-            raise Refusal(409, "quarantined", "; ".join(self.lock.evidence)[:2000])
+            raise RefusedError(409, "quarantined", "; ".join(self.lock.evidence)[:2000])
         reply(answer({"state": self.lock.state.value}))
 
     def _exec(self, request: Request, reply: Reply) -> None:
@@ -198,7 +198,7 @@ class Guest:
             return
         try:
             run(lambda response: self._memory.finish(request_id, response))
-        except Refusal as refusal:
+        except RefusedError as refusal:
             self._memory.finish(request_id, refusal.response())
         except OSError as error:
             self._memory.finish(request_id, _os_refusal(error).response())
@@ -226,14 +226,14 @@ _OS_ERRORS: list[tuple[type[OSError], int, str]] = [
 ]
 
 
-def _os_refusal(error: OSError) -> Refusal:
+def _os_refusal(error: OSError) -> RefusedError:
     name = error.filename if isinstance(error.filename, str) else ""
     message = f"{error.strerror or error}: {name}"[:1000]
     for kind, status, word in _OS_ERRORS:
         if isinstance(error, kind):
-            return Refusal(status, word, message)
+            return RefusedError(status, word, message)
     if error.errno in (ENOSPC, EDQUOT):
-        return Refusal(507, "no_space", message)
+        return RefusedError(507, "no_space", message)
     if error.errno in (EROFS, ELOOP):
-        return Refusal(403, "permission", message)
-    return Refusal(409, "os_error", message)
+        return RefusedError(403, "permission", message)
+    return RefusedError(409, "os_error", message)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
-from .wire import Refusal
+from rljob_sandbox_pool.guest.wire import RefusedError
 
 MAX_OUTPUT_BYTES = 4_000_000
 """Upper bound of `max_output_bytes`, per stream."""
@@ -42,9 +43,9 @@ class NewFile:
     data: bytes
 
 
-def bad(message: str) -> Refusal:
+def bad(message: str) -> RefusedError:
     """A request that is malformed."""
-    return Refusal(400, "bad_request", message)
+    return RefusedError(400, "bad_request", message)
 
 
 def json_object(body: bytes) -> dict[str, Any]:
@@ -71,7 +72,7 @@ def text(
 def number(request: dict[str, Any], name: str, default: float, low: float, high: float) -> float:
     """A number field, brought into its bounds."""
     value = request.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
         raise bad(f"{name} is a number")
     return min(max(value, low), high)
 

@@ -7,7 +7,7 @@
     QUARANTINED  evidence of a reset that did not verify     never
     TAINTED      a second boot: who knows what ran before    never
 
-Claiming is compare-and-set: only WARM takes a claim, so however many brokers believe that a sandbox is free, one gets it.
+Claiming is compare-and-set: only WARM takes a claim, so of all the brokers that believe a sandbox free, one gets it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .wire import Refusal
+from rljob_sandbox_pool.guest.wire import RefusedError
 
 
 class State(enum.Enum):
@@ -68,23 +68,23 @@ class Lock:
         self.evidence: list[str] = []
 
     def take(self, claim: Claim) -> None:
-        """WARM → CLAIMED. The same claim again is no second claim. Raises Refusal."""
+        """WARM → CLAIMED. The same claim again is no second claim. Raises RefusedError."""
         if self.claim is not None and self.claim.id == claim.id:
             if not hmac.compare_digest(self.claim.token.encode(), claim.token.encode()):
-                raise Refusal(409, "claimed", "this claim has another token")
+                raise RefusedError(409, "claimed", "this claim has another token")
             return
         if self.state is not State.WARM:
-            raise Refusal(409, self.state.value, f"the sandbox is {self.state.value}")
+            raise RefusedError(409, self.state.value, f"the sandbox is {self.state.value}")
         self.state, self.claim = State.CLAIMED, claim
 
     def check(self, claim_id: str, token: str) -> Claim:
-        """The claim, where both its id and its token are right. Raises Refusal."""
+        """The claim, where both its id and its token are right. Raises RefusedError."""
         claim = self.claim
         if claim is None or self.state is not State.CLAIMED:
-            raise Refusal(409, "not_claimed", f"the sandbox is {self.state.value}")
+            raise RefusedError(409, "not_claimed", f"the sandbox is {self.state.value}")
         right_token = hmac.compare_digest(claim.token.encode(), token.encode("utf-8", "replace"))
         if claim.id != claim_id or not right_token:
-            raise Refusal(401, "wrong_claim", "this is not the claim that holds the sandbox")
+            raise RefusedError(401, "wrong_claim", "this is not the claim that holds the sandbox")
         return claim
 
     def release(self) -> None:

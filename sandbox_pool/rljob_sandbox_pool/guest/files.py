@@ -7,9 +7,9 @@ import os
 import secrets
 import stat
 
-from .checks import MAX_FILE_BYTES, NewFile
-from .system import User
-from .wire import Refusal
+from rljob_sandbox_pool.guest.checks import MAX_FILE_BYTES, NewFile
+from rljob_sandbox_pool.guest.system import User
+from rljob_sandbox_pool.guest.wire import RefusedError
 
 
 class Files:
@@ -18,10 +18,10 @@ class Files:
     def __init__(self, user: User, workspace: str) -> None:
         self._user, self._workspace = user, workspace
         # What /proc/self shows is this process, whose memory holds the key: nothing there is a file to read.
-        self._forbidden_device = os.stat("/proc").st_dev  # noqa: PTH116 — no pathlib in the guest
+        self._forbidden_device = os.stat("/proc").st_dev
 
     def read(self, path: str, max_bytes: int) -> bytes:
-        """The content of a regular file. Raises OSError, Refusal."""
+        """The content of a regular file. Raises OSError, RefusedError."""
         with self._user.borrowed():
             # Non-blocking, so that a pipe put in the file's place does not stop the guest.
             fd = os.open(self._full(path), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
@@ -33,7 +33,7 @@ class Files:
                 raise PermissionError(errno.EACCES, "not a regular file", path)
             limit = min(max_bytes, MAX_FILE_BYTES)
             if info.st_size > limit:
-                raise Refusal(
+                raise RefusedError(
                     413, "too_large", f"{path[:500]} holds {info.st_size} bytes, more than {limit}"
                 )
             data = os.read(fd, limit)
@@ -53,7 +53,7 @@ class Files:
             try:
                 self._write(folder, name, file)
             except FileNotFoundError:
-                os.makedirs(folder, exist_ok=True)  # noqa: PTH103 — no pathlib in the guest
+                os.makedirs(folder, exist_ok=True)
                 self._write(folder, name, file)
 
     def _write(self, folder: str, name: str, file: NewFile) -> None:
@@ -76,7 +76,7 @@ class Files:
             os.close(at)
 
     def _full(self, path: str) -> str:
-        return os.path.join(self._workspace, path)  # noqa: PTH118 — no pathlib in the guest
+        return os.path.join(self._workspace, path)
 
 
 def _write_all(fd: int, data: bytes) -> None:

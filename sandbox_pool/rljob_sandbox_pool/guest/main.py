@@ -1,7 +1,8 @@
 """The guest's start: one line of JSON on stdin says everything, and the end of stdin ends the sandbox.
 
-The line: {"id", "key" (hex), "listener" (descriptor), "uid" (or null), "rlimits", "env", "workspace", "folders", "marker",
-"oom"}. Whoever started the sandbox holds the other end of the pipe: when it dies, however it dies, the pipe ends.
+The line: {"id", "key" (hex), "listener" (descriptor), "uid" (or null), "rlimits", "env", "workspace", "folders",
+"marker", "oom"}. Whoever started the sandbox holds the other end of the pipe: when it dies, however it dies, the
+pipe ends.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from . import checks, system
-from .app import Guest
-from .files import Files
-from .loop import Loop, Timer
-from .processes import Processes, Profile
-from .reset import Reset
-from .server import Server
+from rljob_sandbox_pool.guest import checks, system
+from rljob_sandbox_pool.guest.app import Guest
+from rljob_sandbox_pool.guest.files import Files
+from rljob_sandbox_pool.guest.loop import Loop, Timer
+from rljob_sandbox_pool.guest.processes import Processes, Profile
+from rljob_sandbox_pool.guest.reset import Reset
+from rljob_sandbox_pool.guest.server import Server
 
 EXIT_EXPIRED = 3
 EXIT_ABANDONED = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-from .wire import Refusal, Response
+from rljob_sandbox_pool.guest.wire import RefusedError, Response
 
 MAX_ANSWERS = 256
 MAX_BYTES = 8 * 1024 * 1024
@@ -26,7 +26,7 @@ class Memory:
             return False
         if request_id in self._answers:
             if (kept := self._answers[request_id]) is None:
-                raise Refusal(
+                raise RefusedError(
                     409, "answer_dropped", "this request was answered; the answer is not kept"
                 )
             reply(kept)
@@ -47,7 +47,7 @@ class Memory:
         waiting, self._waiting = self._waiting, {}
         self._answers.clear()
         self._bytes = 0
-        gone = Refusal(409, "not_claimed", "the claim ended while this ran").response()
+        gone = RefusedError(409, "not_claimed", "the claim ended while this ran").response()
         for replies in waiting.values():
             for reply in replies:
                 reply(gone)

@@ -6,13 +6,14 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import system
-from .checks import Command
-from .loop import Loop, Timer
-from .wire import Refusal
+from rljob_sandbox_pool.guest import system
+from rljob_sandbox_pool.guest.checks import Command
+from rljob_sandbox_pool.guest.loop import Loop, Timer
+from rljob_sandbox_pool.guest.wire import RefusedError
 
 MAX_RUNNING = 32
 KILL_SECONDS = 5.0
@@ -66,9 +67,9 @@ class Processes:
         loop.on_child(self.reap)
 
     def start(self, command: Command, done: Done) -> None:
-        """Run; `done` gets the result's fields. Raises Refusal."""
+        """Run; `done` gets the result's fields. Raises RefusedError."""
         if len(self._jobs) >= MAX_RUNNING:
-            raise Refusal(429, "busy", f"{MAX_RUNNING} commands are running")
+            raise RefusedError(429, "busy", f"{MAX_RUNNING} commands are running")
         before = frozenset(pids())
         stdin_read, stdin_write = (
             os.pipe() if command.stdin else (os.open("/dev/null", os.O_RDONLY), -1)
@@ -115,7 +116,7 @@ class Processes:
             system.limit_child(profile.rlimits)
             line = command.command
             argv = [profile.shell, "-c", line] if isinstance(line, str) else line
-            os.chdir(os.path.join(profile.cwd, command.cwd))  # noqa: PTH118 — no pathlib in the guest
+            os.chdir(os.path.join(profile.cwd, command.cwd))
             os.execvpe(argv[0], argv, {**profile.env, **command.env})
         except OSError as error:
             name = error.filename if isinstance(error.filename, str) else command.command[0]
@@ -176,8 +177,8 @@ class Processes:
     def _family(self, job: Job) -> set[int]:
         """The command, its group, session and descendants; and orphans that came up while it ran.
 
-        An orphan (its parent ended, PID 1 inherited it) no longer tells whose it was: it is spared where another running
-        command's session claims it, or where it was there before.
+        An orphan (its parent ended, PID 1 inherited it) no longer tells whose it was: it is spared where another
+        running command's session claims it, or where it was there before.
         """
         table = {pid: stat for pid in pids() if (stat := _stat(pid)) and stat.state != "Z"}
         children: dict[int, list[int]] = {}
@@ -254,7 +255,7 @@ class _Stat:
 
 def pids() -> list[int]:
     """Processes of this sandbox."""
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 — no pathlib in the guest
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def _stat(pid: int) -> _Stat | None:
@@ -274,10 +275,8 @@ def _stat(pid: int) -> _Stat | None:
 
 
 def _kill(pid: int, number: int = signal.SIGKILL) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass
 
 
 def _close(fd: int) -> None:

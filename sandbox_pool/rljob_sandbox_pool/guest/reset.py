@@ -14,7 +14,7 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .system import User
+from rljob_sandbox_pool.guest.system import User
 
 MAX_ENTRIES = 2_000_000
 """A tree with more is not emptied: the sandbox is replaced instead."""
@@ -67,7 +67,7 @@ class Snapshot:
 
 
 def _folder_facts(path: str) -> tuple[int, ...]:
-    info, space = os.stat(path), os.statvfs(path)  # noqa: PTH116 — no pathlib in the guest
+    info, space = os.stat(path), os.statvfs(path)
     # Blocks and inodes show what no listing does: files that are unlinked but open.
     used = (space.f_blocks - space.f_bfree, space.f_files - space.f_ffree)
     return (
@@ -77,7 +77,7 @@ def _folder_facts(path: str) -> tuple[int, ...]:
         len(os.listdir(path)),
         *used,
         len(os.listxattr(path)),
-    )  # noqa: PTH208
+    )
 
 
 def _read(path: str) -> bytes:
@@ -111,19 +111,19 @@ def empty_folder(path: str, user: User) -> None:
 def _empty(at: int) -> None:
     """Folders that are not empty are emptied by moving what they hold up here: any depth, two descriptors."""
     moved = 0
-    pending = os.listdir(at)  # noqa: PTH208
+    pending = os.listdir(at)
     while pending:
         name = pending.pop()
-        if not stat.S_ISDIR(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):  # noqa: PTH116
+        if not stat.S_ISDIR(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
             os.unlink(name, dir_fd=at)
             continue
-        os.chmod(name, 0o700, dir_fd=at)  # noqa: PTH101
+        os.chmod(name, 0o700, dir_fd=at)
         inner = os.open(name, _FOLDER, dir_fd=at)
         try:
-            for child in os.listdir(inner):  # noqa: PTH208
-                if stat.S_ISDIR(os.stat(child, dir_fd=inner, follow_symlinks=False).st_mode):  # noqa: PTH116
+            for child in os.listdir(inner):
+                if stat.S_ISDIR(os.stat(child, dir_fd=inner, follow_symlinks=False).st_mode):
                     moved += 1
-                    os.chmod(child, 0o700, dir_fd=inner)  # noqa: PTH101 — moving a folder writes its `..`
+                    os.chmod(child, 0o700, dir_fd=inner)
                     lifted = f".rljob-empty-{moved}-{os.getpid()}"
                     os.rename(child, lifted, src_dir_fd=inner, dst_dir_fd=at)
                     pending.append(lifted)
@@ -141,7 +141,7 @@ class Reset:
 
     def __init__(self, user: User, folders: Sequence[str]) -> None:
         self._user, self._folders = user, folders
-        self._modes = {path: stat.S_IMODE(os.stat(path).st_mode) for path in folders}  # noqa: PTH116
+        self._modes = {path: stat.S_IMODE(os.stat(path).st_mode) for path in folders}
         self._pristine = Snapshot.take(folders)
 
     def run(self) -> list[str]:
@@ -154,8 +154,8 @@ class Reset:
         return self._pristine.differences(Snapshot.take(self._folders))
 
     def _restore(self, path: str) -> None:
-        info = os.stat(path)  # noqa: PTH116
+        info = os.stat(path)
         if stat.S_IMODE(info.st_mode) != self._modes[path]:
             with self._user.borrowed():
-                os.chmod(path, self._modes[path])  # noqa: PTH101
+                os.chmod(path, self._modes[path])
         empty_folder(path, self._user)

@@ -6,8 +6,8 @@ import socket
 from collections import deque
 from collections.abc import Callable
 
-from .loop import Loop, Timer
-from .wire import Refusal, Request, RequestParser, Response
+from rljob_sandbox_pool.guest.loop import Loop, Timer
+from rljob_sandbox_pool.guest.wire import RefusedError, Request, RequestParser, Response
 
 MAX_CONNECTIONS = 64
 IDLE_SECONDS = 60.0
@@ -68,7 +68,7 @@ class Connection:
             return
         try:
             self._requests.extend(self._parser.feed(data))
-        except Refusal as refusal:
+        except RefusedError as refusal:
             self._closing = True
             self._send(refusal.response(close=True))
             return

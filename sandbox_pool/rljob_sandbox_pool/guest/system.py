@@ -64,16 +64,16 @@ class User:
 def limit_child(rlimits: Mapping[str, int]) -> None:
     """Set limits (`RLIMIT_NPROC`: 128 …) that the calling process cannot raise again."""
     for name, value in rlimits.items():
-        kind = getattr(resource, name)
+        kind, limit = getattr(resource, name), value
         _, hard = resource.getrlimit(kind)
         if hard != resource.RLIM_INFINITY:
-            value = min(value, hard)
-        resource.setrlimit(kind, (value, value))
+            limit = min(value, hard)
+        resource.setrlimit(kind, (limit, limit))
 
 
 def preferred_by_oom_killer() -> None:
     """In a forked child: where memory runs out, commands go before the guest."""
-    with open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123 — pathlib would be imported for this alone
+    with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
 
 

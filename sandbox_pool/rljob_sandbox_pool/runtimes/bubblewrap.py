@@ -3,9 +3,10 @@
     pool manager ── pipe (config; its end ends the sandbox) ──► bwrap ─► guest (PID 1) ─► commands of the agent
           └─ opens the listener and hands its descriptor through: a namespace without a network cannot be dialled
 
-As root, the commands of every sandbox get a uid of their own, and the guest keeps just the capabilities to become that uid,
-to signal it, and to own the writable folders; so commands can neither signal nor trace nor limit the guest. Otherwise both
-run as the calling user in a user namespace: then PID 1 is protected by being PID 1 and by not being dumpable.
+As root, the commands of every sandbox get a uid of their own, and the guest keeps just the capabilities to become
+that uid, to signal it, and to own the writable folders; so commands can neither signal nor trace nor limit the guest.
+Otherwise both run as the calling user in a user namespace: then PID 1 is protected by being PID 1 and by not being
+dumpable.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class BubblewrapRuntime:
         self._bwrap = namespace.find_bwrap()
         self._own_uids = _own_uids_work(self._bwrap) if own_uids is None else own_uids
         if not self._own_uids and (complaint := namespace.complaint(self._bwrap, own_uid=False)):
-            fix = "allow user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone) or run as root"
+            fix = "allow user namespaces (sysctl user.max_user_namespaces) or run as root"
             raise MachineError(
                 "user namespaces", f"bubblewrap cannot isolate here ({complaint})", fix
             )

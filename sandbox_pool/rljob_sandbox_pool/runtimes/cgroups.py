@@ -68,7 +68,8 @@ def _remove(path: Path) -> bool:
 
 def remove(paths: list[Path]) -> bool:
     """Remove cgroups that have become empty; False while one has not."""
-    return all([_remove(path) for path in paths])
+    left = [path for path in paths if not _remove(path)]
+    return not left
 
 
 def sweep(hierarchies: list[Hierarchy]) -> None:

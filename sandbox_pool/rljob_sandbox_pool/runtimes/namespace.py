@@ -1,4 +1,4 @@
-"""The bwrap command line: what a sandbox sees, and how this machine can isolate it. Pure, but for looking at the machine."""
+"""The bwrap command line: what a sandbox sees, and how this machine can isolate it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rljob.errors import MachineError
 from rljob_sandbox_pool import guest
 
 WORKSPACE = "/workspace"
-FOLDERS = (WORKSPACE, "/tmp", "/dev/shm")  # noqa: S108 — paths inside the sandbox
+FOLDERS = (WORKSPACE, "/tmp", "/dev/shm")
 GUEST_ROOT = "/run/rljob"
 BOOT_FOLDER = f"{GUEST_ROOT}/boot"
 MIB = 1024 * 1024
@@ -20,10 +20,12 @@ _SHM_MIB = 16
 _PROBE_SECONDS = 20
 _AGENT = 1000
 """Uid of guest and commands where they share one."""
-_LAUNCHER = f"import sys; sys.path.insert(0, {GUEST_ROOT!r}); from guest.main import main; main()"
+_LAUNCHER = f"import sys; sys.path.insert(0, {GUEST_ROOT!r}); from {guest.__name__}.main import main; main()"
 _TOP = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-_ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "nsswitch.conf", "mime.types", "magic",
-        "protocols", "services", "ssl/certs", "ca-certificates", "terminfo", "inputrc", "gitconfig")  # fmt: skip
+_ETC = (
+    "alternatives ld.so.cache ld.so.conf ld.so.conf.d localtime nsswitch.conf mime.types magic protocols services "
+    "ssl/certs ca-certificates terminfo inputrc"
+).split()
 _ROOT_CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN")
 """What the guest keeps where commands have a uid of their own: become that uid, signal it, hand it the folders."""
 
@@ -82,10 +84,14 @@ def view(disk_bytes: int, passwd_fd: int, group_fd: int) -> list[str]:
     prefix = Path(sys.base_prefix)
     if not prefix.is_relative_to("/usr"):
         argv += ["--ro-bind", str(prefix), str(prefix)]
-    argv += ["--ro-bind", str(guest_folder()), f"{GUEST_ROOT}/guest"]
+    argv += [
+        "--ro-bind",
+        str(guest_folder()),
+        f"{GUEST_ROOT}/{guest.__name__.replace(chr(46), chr(47))}",
+    ]
     argv += ["--perms", "0700", "--size", "65536", "--tmpfs", BOOT_FOLDER]
     argv += ["--perms", "0755", "--size", str(disk_bytes), "--tmpfs", WORKSPACE]
-    argv += ["--perms", "1777", "--size", str(disk_bytes), "--tmpfs", "/tmp"]  # noqa: S108
+    argv += ["--perms", "1777", "--size", str(disk_bytes), "--tmpfs", "/tmp"]
     argv += [
         "--perms",
         "1777",
@@ -93,7 +99,7 @@ def view(disk_bytes: int, passwd_fd: int, group_fd: int) -> list[str]:
         str(min(disk_bytes, _SHM_MIB * MIB)),
         "--tmpfs",
         "/dev/shm",
-    ]  # noqa: S108
+    ]
     return [*argv, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORKSPACE]
 
 

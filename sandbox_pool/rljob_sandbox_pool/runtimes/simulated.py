@@ -1,8 +1,8 @@
 """Sandboxes that isolate nothing, because they run nothing: files are a dict, a command is one of a few words.
 
-The API is the guest's own code (`guest.app`) over HTTP, so claims, tokens, limits and repeated requests are the real thing.
-For tests of scheduling and failures. Understood: `true`, `false`, `exit N`, `echo …`, `cat …`, `pwd`, `env`, `sleep N`, joined
-by `;` or `&&`, with `>` and `>>`; everything else is "command not found" (127).
+The API is the guest's own code (`guest.app`) over HTTP, so claims, tokens, limits and repeated requests are the real
+thing. For tests of scheduling and failures. Known: `true`, `false`, `exit N`, `echo …`, `cat …`, `ls`, `pwd`, `env`,
+`rm -rf -- …`, `sleep N`, joined by `;` or `&&`, with `>` and `>>`; everything else is "command not found" (127).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from rljob_sandbox_pool.aserver import HttpServer
 from rljob_sandbox_pool.guest import checks
 from rljob_sandbox_pool.guest.app import Guest
-from rljob_sandbox_pool.guest.wire import Refusal, Request, Response
+from rljob_sandbox_pool.guest.wire import RefusedError, Request, Response
 from rljob_sandbox_pool.runtimes.base import SandboxSpec
 
 WORKSPACE = "/workspace"
@@ -45,7 +45,7 @@ class _Files:
         full = posixpath.normpath(posixpath.join(WORKSPACE, path))
         if self._is_folder(full) or path.endswith("/"):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        if not full.startswith((WORKSPACE + "/", "/tmp/")):  # noqa: S108
+        if not full.startswith((WORKSPACE + "/", "/tmp/")):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
         parents = full.split("/")[:-1]
         if any("/".join(parents[: n + 1]) in self.content for n in range(len(parents))):
@@ -56,7 +56,7 @@ class _Files:
         self.content[full] = data
 
     def _is_folder(self, full: str) -> bool:
-        known = full in ("/", WORKSPACE, "/tmp")  # noqa: S108
+        known = full in ("/", WORKSPACE, "/tmp")
         return known or any(path.startswith(full + "/") for path in self.content)
 
 
@@ -123,10 +123,26 @@ class _Shell:
         if name == "sleep":
             await asyncio.sleep(float(arguments[0]))
             return b"", 0
-        if name == "cat":
-            return self._cat(arguments)
+        if name in ("cat", "ls", "rm"):
+            return getattr(self, f"_{name}")(arguments)
         self.stderr += f"sh: {name}: command not found\n".encode()
         return b"", NOT_FOUND
+
+    def _ls(self, paths: list[str]) -> tuple[bytes, int]:
+        folder = posixpath.join(WORKSPACE, self._command.cwd, *paths[-1:]).rstrip("/") + "/"
+        inside = [path[len(folder) :] for path in self._files.content if path.startswith(folder)]
+        return "".join(
+            f"{name}\n" for name in sorted({path.split("/")[0] for path in inside})
+        ).encode(), 0
+
+    def _rm(self, words: list[str]) -> tuple[bytes, int]:
+        for word in words:
+            full = posixpath.normpath(posixpath.join(WORKSPACE, self._command.cwd, word))
+            for path in [
+                path for path in self._files.content if path == full or path.startswith(full + "/")
+            ]:
+                del self._files.content[path]
+        return b"", 0
 
     def _cat(self, paths: list[str]) -> tuple[bytes, int]:
         if not paths:
@@ -188,7 +204,7 @@ class SimulatedBackend:
         """See `guest.app.Backend`."""
         data = self._files.read(path)
         if len(data) > max_bytes:
-            raise Refusal(
+            raise RefusedError(
                 413, "too_large", f"{path[:500]} holds {len(data)} bytes, more than {max_bytes}"
             )
         return data
