@@ -44,6 +44,8 @@ from rljob_rollout_worker.slots import Priority, Slots
 LONGEST_NAP_SECONDS = 2.0
 CLOSE_SECONDS = 60.0
 """Bound of giving back what a cancelled attempt holds; the calls have shorter deadlines of their own."""
+CONCLUDE_SECONDS = 5.0
+"""What answers that are under way when the job ends may take to reach the completion log."""
 STAGES = ("acquire", "setup", "run", "reward", "deliver")
 
 _log = structlog.get_logger("rljob.pipeline")
@@ -318,6 +320,13 @@ class Pipeline:
     async def hand_back_sampling(self) -> None:
         """Hand back the training attempts that the model has not finished with."""
         await self.hand_back(a for a in self.attempts if a.may_sample and not a.lease.validation)
+
+    async def conclude(self) -> None:
+        """The job is over: end what runs; what is being delivered may still be written down."""
+        delivering = [a for a in self.attempts if a.stage == "deliver"]
+        await self.drop(a for a in self.attempts if a.stage != "deliver")
+        if tasks := [a.task for a in delivering if a.task is not None]:
+            await asyncio.wait(tasks, timeout=CONCLUDE_SECONDS)
 
     async def drain(self, seconds: float, is_hopeless: Callable[[], bool]) -> None:
         """Lease no more, finish what ends within `seconds` (while it is not hopeless), hand back the rest."""

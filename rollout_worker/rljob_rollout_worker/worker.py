@@ -160,7 +160,8 @@ class Worker:
             )
             self._raise_if_broken(tasks)
             if self.pipeline.finished:
-                _log.info("job_is_over", dropped=len(self.pipeline.attempts))
+                _log.info("job_is_over", open=len(self.pipeline.attempts))
+                await self.pipeline.conclude()
             else:
                 await self._drain(tasks)
         finally:
