@@ -82,6 +82,7 @@ class SandboxClient:
     """Claims sandboxes from one broker for one job. Belongs to the event loop that first uses it."""
 
     def __init__(self, broker_url: str, token: str, job: str = "") -> None:
+        self.url = broker_url
         self._http = HttpClient(broker_url)
         self._headers = {"authorization": f"Bearer {token}", "x-rljob-job": job}
         self._releasing: set[asyncio.Task[bool]] = set()
@@ -230,10 +231,11 @@ class ClaimedSandbox:
         self._client = client
         self._released = False
         try:
+            self.url = claim.url
             self._http = HttpClient(claim.url)
         except HttpError as error:
             raise SandboxError(str(error)) from None
-        self._headers = {
+        self.headers = {
             "authorization": f"Bearer {claim.token}",
             "x-rljob-claim": claim.claim_id,
             "x-rljob-boot": claim.boot_nonce,
@@ -332,7 +334,7 @@ class ClaimedSandbox:
                 method,
                 target,
                 body,
-                headers=self._headers,
+                headers=self.headers,
                 timeout=timeout,
                 max_body_bytes=max_body_bytes,
             )

@@ -41,6 +41,8 @@ IDLE_SECONDS = 120.0
 CLAIM_TRIES = 4
 """Sandboxes tried for one claim before the claimer is told to come back."""
 END_SECONDS = 10.0
+FAILURES_SHOWN = 3
+"""Starts that fail in a row before the pool's health says so."""
 
 _log = structlog.get_logger("rljob.sandbox_pool")
 
@@ -148,6 +150,11 @@ class Pool:
                 self._end(member, "broken" if broken else "")
         return True
 
+    def kill(self, sandbox_id: str) -> None:
+        """End a sandbox, whatever it does, as a crash of it would."""
+        if member := self._members.get(sandbox_id):
+            member.running.kill()
+
     def _no_sandbox(self) -> NoSandboxError:
         counts = self.counts()
         name = self.spec.name
@@ -198,6 +205,12 @@ class Pool:
             failed_total=self._num_failed,
             limits=self._runtime.limits(),
         )
+
+    def problem(self) -> str:
+        """Why no sandbox can be had now, though places are free; empty: nothing is wrong."""
+        if self._failures < FAILURES_SHOWN:
+            return ""
+        return f"pool {self.spec.name}: {self._failures} starts failed in a row, the last: {self._last_problem}"
 
     def _size(self) -> None:
         counts, now = self.counts(), self._clock.monotonic()

@@ -156,7 +156,7 @@ class Processes:
 
     def _time_out(self, job: Job) -> None:
         job.timed_out = True
-        if job.before == {1} and len(self._jobs) == 1:
+        if job.before == frozenset((1,)) and len(self._jobs) == 1:
             # Everything here is this command's; the kernel does it at once, between two forks of a fork bomb.
             _kill(-1)
         else:
