@@ -245,7 +245,8 @@ class Pipeline:
         else:
             attempt.stage = "deliver"
             self.on_tokens(trajectory.num_action_tokens)
-            self.completed += await self._delivery.complete(*attempt.key, trajectory) == "accepted"
+            answer = await self._delivery.complete(*attempt.key, trajectory)
+            self.completed += answer == "accepted"
 
     async def _stages(self, attempt: Attempt, episode: Episode) -> Trajectory:
         urgency = attempt.priority
