@@ -136,7 +136,10 @@ def lacks(machine: Machine, plan: Sequence[Component]) -> list[MachineError]:
     return found
 
 
-_NAMESPACE_FIX = "allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1, or the container's seccomp profile)"
+_NAMESPACE_FIX = (
+    "allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1, "
+    "or the container's seccomp profile)"
+)
 
 
 def valkey_server() -> str | None:

@@ -219,7 +219,7 @@ def artifacts_of(job: RLJob, folder: RunFolder, manifest: Path) -> Path:
 
 
 def draw_curve(artifacts: Path, target: Path) -> None:
-    """Draw the reward curve in a process of its own: matplotlib takes a second and memory that the driver need not hold."""
+    """Draw the reward curve in a process of its own: matplotlib takes a second and much memory."""
     command = [sys.executable, "-m", "rljob_operator.view.curve", str(artifacts), str(target)]
     try:
         subprocess.run(command, timeout=_CURVE_SECONDS, check=False, stdout=subprocess.DEVNULL)

@@ -201,7 +201,9 @@ def _count(value: int | None) -> str:
 
 
 def _times(summary: Summary) -> str:
-    return (
-        f"{seconds_text(summary.wall_seconds)} in all: {seconds_text(summary.starting_seconds)} until the first weights, "
-        f"trainer busy {seconds_text(summary.trainer_seconds)}, waiting for rollouts {seconds_text(summary.waiting_for_rollouts_seconds)}"
+    wall, start = seconds_text(summary.wall_seconds), seconds_text(summary.starting_seconds)
+    busy, waiting = (
+        seconds_text(summary.trainer_seconds),
+        seconds_text(summary.waiting_for_rollouts_seconds),
     )
+    return f"{wall} in all: {start} until the first weights, trainer busy {busy}, waiting for rollouts {waiting}"

@@ -1,7 +1,7 @@
 """What types alone cannot refuse: keys without effect, names that point nowhere, numbers that contradict each other.
 
-Judged on the spec alone, so that the answer is the same on a laptop and in a cluster. Each rule is one function that yields
-problems; `find_problems` runs them all.
+Judged on the spec alone, so that the answer is the same on a laptop and in a cluster. Each rule is one function that
+yields problems; `find_problems` runs them all.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rljob.api.rljob_types import RLJob, Task
+from rljob.api.rljob_types import RLJob, Sampling, Task
 from rljob.api.source import KeyPath
 from rljob.errors import ManifestError
 
@@ -92,14 +92,15 @@ def _sampling(job: RLJob) -> Iterator[Problem]:
             "leave it at 1; spec.data.validation.sampling may have it",
         )
     validation = job.spec.data.validation
-    both = [(("spec", "rollout", "sampling"), sampling)]
+    context = job.spec.model.max_context_length
+    both: list[tuple[KeyPath, Sampling]] = [(("spec", "rollout", "sampling"), sampling)]
     if validation and validation.sampling:
         both.append((("spec", "data", "validation", "sampling"), validation.sampling))
     for path, item in both:
-        if item.max_tokens_per_turn >= job.spec.model.max_context_length:
+        if item.max_tokens_per_turn >= context:
             yield Problem(
                 (*path, "maxTokensPerTurn"),
-                f"{item.max_tokens_per_turn} leaves no room for a prompt in maxContextLength {job.spec.model.max_context_length}",
+                f"{item.max_tokens_per_turn} leaves no room for a prompt in maxContextLength {context}",
                 "make it smaller",
             )
 
@@ -221,7 +222,8 @@ def _numbers(job: RLJob) -> Iterator[Problem]:
     if trainer.weights.publish_every_steps > rollout.staleness_bound + 1:
         yield Problem(
             ("spec", "trainer", "weights", "publishEverySteps"),
-            f"{trainer.weights.publish_every_steps} publishes too rarely for a staleness bound of {rollout.staleness_bound}: rollouts would stop for ever",
+            f"{trainer.weights.publish_every_steps} is too rare for a staleness bound of {rollout.staleness_bound}: "
+            "rollouts would wait for ever",
             f"use at most {rollout.staleness_bound + 1}",
         )
     lifecycle = job.spec.lifecycle
@@ -237,10 +239,11 @@ def _numbers(job: RLJob) -> Iterator[Problem]:
         )
 
 
-ENGINE_ARGS_SET_BY_RLJOB = (
-    "--host", "--port", "--model", "--served-model-name", "--max-model-len", "--middleware", "--worker-extension-cls", "--api-key", "--tokenizer",
-    "--root-path", "--uvicorn-log-level", "--ssl-keyfile", "--ssl-certfile", "--headless", "--config",
-)  # fmt: skip
+ENGINE_ARGS_SET_BY_RLJOB = frozenset(
+    "--model --served-model-name --host --port --api-key --middleware --worker-extension-cls --max-model-len "
+    "--logprobs-mode --generation-config --tokenizer --uds --root-path --headless --api-server-count --config "
+    "--ssl-keyfile --ssl-certfile --no-enable-prefix-caching --lora-modules".split()
+)
 """Flags of `vllm serve` that the wiring owns."""
 
 
@@ -293,12 +296,24 @@ def _plugins_of(task: Task) -> Iterator[tuple[KeyPath, Group, str]]:
         yield ("reward", "name"), "rljob.rewards", task.reward.name
 
 
-CLUSTER_ONLY: tuple[KeyPath, ...] = (
-    ("spec", "rollout", "engine", "image"), ("spec", "rollout", "engine", "resources"), ("spec", "rollout", "engine", "template"),
-    ("spec", "rollout", "worker", "template"), ("spec", "trainer", "image"), ("spec", "trainer", "resources"), ("spec", "trainer", "template"),
-    ("spec", "scheduling", "queueName"), ("spec", "scheduling", "priorityClassName"), ("spec", "sandboxPools", "*", "images"),
-    ("spec", "sandboxPools", "*", "runtimeClassName"), ("spec", "tasks", "*", "sandbox", "image"), ("metadata", "namespace"),
-)  # fmt: skip
+CLUSTER_ONLY: tuple[KeyPath, ...] = tuple(
+    tuple(path.split("."))
+    for path in (
+        "metadata.namespace",
+        "spec.rollout.engine.image",
+        "spec.rollout.engine.resources",
+        "spec.rollout.engine.template",
+        "spec.rollout.worker.template",
+        "spec.trainer.image",
+        "spec.trainer.resources",
+        "spec.trainer.template",
+        "spec.scheduling.queueName",
+        "spec.scheduling.priorityClassName",
+        "spec.sandboxPools.*.images",
+        "spec.sandboxPools.*.runtimeClassName",
+        "spec.tasks.*.sandbox.image",
+    )
+)
 """Keys that the local driver leaves aside; `*` stands for every list position."""
 
 

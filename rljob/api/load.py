@@ -19,7 +19,7 @@ from rljob.api.source import KeyPath, Source, dotted, parse, set_value
 from rljob.errors import ManifestError
 
 
-class ManifestErrors(ManifestError):
+class ManifestFaultsError(ManifestError):
     """Every fault of one manifest; `str` gives one line per fault."""
 
     def __init__(self, lines: Sequence[str]) -> None:
@@ -41,7 +41,7 @@ def load(file: Path, assignments: Sequence[str] = (), *, plugins: bool = True) -
 
     Raises:
         ManifestError: the file cannot be read or parsed.
-        ManifestErrors: keys are wrong; all of them are listed.
+        ManifestFaultsError: keys are wrong; all of them are listed.
     """
     source = parse(_read(file), str(file))
     for assignment in assignments:
@@ -56,9 +56,11 @@ def check(source: Source, plugin_dir: Path | None = None) -> RLJob:
         text = json.dumps(source.data, allow_nan=True)
         job = RLJob.model_validate_json(text, strict=True, by_alias=True, by_name=False)
     except ValidationError as error:
-        raise ManifestErrors([_line(source, _explain(item)) for item in error.errors()]) from None
+        raise ManifestFaultsError(
+            [_line(source, _explain(item)) for item in error.errors()]
+        ) from None
     if problems := find_problems(job, plugin_dir):
-        raise ManifestErrors([_line(source, problem) for problem in problems])
+        raise ManifestFaultsError([_line(source, problem) for problem in problems])
     return job
 
 
@@ -127,13 +129,26 @@ def _explain(error: Any) -> Problem:
 
 
 _BOUNDS = {
-    "greater_than": (">", "gt"), "greater_than_equal": ("≥", "ge"), "less_than": ("<", "lt"), "less_than_equal": ("≤", "le"),
-}  # fmt: skip
+    "greater_than": (">", "gt"),
+    "greater_than_equal": ("≥", "ge"),
+    "less_than": ("<", "lt"),
+    "less_than_equal": ("≤", "le"),
+}
 _TYPES = {
-    "int_type": "a whole number", "int_parsing": "a whole number", "int_from_float": "a whole number", "float_type": "a number",
-    "float_parsing": "a number", "string_type": "a string", "bool_type": "true or false", "bool_parsing": "true or false",
-    "list_type": "a list", "tuple_type": "a list", "dict_type": "a mapping", "model_type": "a mapping", "finite_number": "a finite number",
-}  # fmt: skip
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "string_type": "a string",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+}
 
 
 def _show(value: Any) -> str:

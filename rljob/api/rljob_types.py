@@ -1,8 +1,8 @@
 """RLJob: what a person writes. Read this page first.
 
-One field, one line of why. Defaults are what the quick start and a first real run want; every number has bounds. A key whose
-meaning hangs on another has no default in the schema: `None` means "not set", and `rljob.api.effects` refuses it where it
-would have no effect. Fields marked *immutable* are fixed once the job has been accepted.
+One field, one line of why. Defaults are what the quick start and a first real run want; every number has bounds. A key
+whose meaning hangs on another has no default in the schema: `None` means "not set", and `rljob.api.effects` refuses it
+where it would have no effect. Fields marked *immutable* are fixed once the job has been accepted.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ class Model(ApiModel):
 
     source: SourceUrl
     """Where the starting weights, tokenizer and chat template come from."""
-    revision: str | None = Field(None, max_length=128)
+    revision: str | None = Field(default=None, max_length=128)
     """Commit or tag of an `hf://` source; without effect elsewhere, so refused there."""
-    max_context_length: int = Field(4096, ge=64, le=1_048_576)
+    max_context_length: int = Field(default=4096, ge=64, le=1_048_576)
     """Tokens per chain, prompt included."""
 
 
 class Sampling(ApiModel):
     """How a turn is sampled."""
 
-    temperature: float = Field(1.0, gt=0, le=5)
+    temperature: float = Field(default=1.0, gt=0, le=5)
     """Softmax temperature; log probabilities are those of the tempered distribution."""
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus mass. Below 1 in training the behaviour policy is not the one that is scored, so validation only."""
-    max_tokens_per_turn: int = Field(1024, ge=1, le=1_048_576)
+    max_tokens_per_turn: int = Field(default=1024, ge=1, le=1_048_576)
     """Sampled tokens per assistant turn."""
 
 
@@ -48,7 +48,7 @@ class TrainData(ApiModel):
 
     source: SourceUrl
     """JSON lines or parquet."""
-    seed: int = Field(0, ge=0, le=2**31 - 1)
+    seed: int = Field(default=0, ge=0, le=2**31 - 1)
     """Order of the rows: the row at an index is a pure function of (seed, data hash, index)."""
 
 
@@ -57,9 +57,9 @@ class ValidationData(ApiModel):
 
     source: SourceUrl
     """JSON lines or parquet; never shown to the trainer."""
-    every_steps: int = Field(10, ge=1, le=1_000_000)
+    every_steps: int = Field(default=10, ge=1, le=1_000_000)
     """Score after every so many steps; version 0 and the last are always scored."""
-    samples_per_prompt: int = Field(1, ge=1, le=256)
+    samples_per_prompt: int = Field(default=1, ge=1, le=256)
     """Episodes per row."""
     pass_at: list[Annotated[int, Field(ge=1, le=256)]] = Field(
         default_factory=lambda: [1], max_length=8
@@ -67,7 +67,7 @@ class ValidationData(ApiModel):
     """The k of pass@k; each at most `samplesPerPrompt`."""
     sampling: Sampling | None = None
     """Sampling of validation episodes; without it, that of training."""
-    max_rows: int | None = Field(None, ge=1, le=1_000_000)
+    max_rows: int | None = Field(default=None, ge=1, le=1_000_000)
     """Score only the first so many rows."""
 
     @model_validator(mode="after")
@@ -91,7 +91,7 @@ class TaskSandbox(ApiModel):
 
     pool: Name
     """A pool of `spec.sandboxPools`."""
-    image: str | None = Field(None, max_length=512)
+    image: str | None = Field(default=None, max_length=512)
     """Image to claim; without it the pool's first."""
     env: dict[str, str] = Field(default_factory=dict, max_length=64)
     """Environment of every command in the sandbox."""
@@ -111,13 +111,13 @@ class AgentRef(ApiModel):
 
     name: PluginName = "react"
     """The agent."""
-    max_turns: int = Field(16, ge=1, le=1000)
+    max_turns: int = Field(default=16, ge=1, le=1000)
     """Assistant turns before the episode ends as `max_turns`."""
     tools: list[ToolRef] = Field(
         default_factory=lambda: [ToolRef(name="bash"), ToolRef(name="submit")], max_length=64
     )
     """Tools the model may call."""
-    system_prompt: str | None = Field(None, max_length=65_536)
+    system_prompt: str | None = Field(default=None, max_length=65_536)
     """First message of every episode; without it the task's own, or none."""
     options: dict[str, Any] = Field(default_factory=dict, max_length=32)
     """Keyword arguments of the agent's constructor."""
@@ -168,13 +168,13 @@ class Deadlines(ApiModel):
 class Engine(ApiModel):
     """The inference engine of each rollout pod."""
 
-    image: str | None = Field(None, max_length=512)
+    image: str | None = Field(default=None, max_length=512)
     """Any vLLM image (cluster only)."""
     args: list[Annotated[str, Field(max_length=1024)]] = Field(default_factory=list, max_length=128)
     """Further arguments of `vllm serve`; those that rljob sets itself are refused."""
     env: dict[str, str] = Field(default_factory=dict, max_length=64)
     """Further environment of the engine."""
-    port: int | None = Field(None, ge=1024, le=65_535)
+    port: int | None = Field(default=None, ge=1024, le=65_535)
     """A fixed port; without it the local driver takes a free one."""
     resources: dict[str, Any] = Field(default_factory=dict, max_length=8)
     """Kubernetes resource requirements (cluster only)."""
@@ -195,28 +195,29 @@ class Rollout(ApiModel):
     """How episodes are made."""
 
     schedule: Literal["sync", "one_step", "async"] = "async"
-    """sync: η = 0. one_step: η = 1, weights change only between batches. async: η = maxStaleness, episodes go on across updates."""
-    group_size: int = Field(8, ge=1, le=1024)
+    """sync: η = 0. one_step: η = 1, weights change only between batches. async: η = maxStaleness, episodes go on across
+    updates."""
+    group_size: int = Field(default=8, ge=1, le=1024)
     """Episodes per prompt. Immutable."""
-    max_staleness: int | None = Field(None, ge=0, le=1000)
+    max_staleness: int | None = Field(default=None, ge=0, le=1000)
     """η, in policy versions, a hard bound; only `async` has it (2 where it is not given)."""
     on_stale: Literal["evict", "wait", "mask"] | None = None
     """What happens to a group past the bound; only `async` has it (`evict` where it is not given)."""
-    max_evictions: int | None = Field(None, ge=0, le=1000)
+    max_evictions: int | None = Field(default=None, ge=0, le=1000)
     """With `evict`: how often before the group is dead-lettered as too_slow (3)."""
     wait_seconds: Seconds | None = None
     """With `wait`: how long the trainer holds back before it evicts (600)."""
     partial_rollout: bool | None = None
     """Generation goes on across a weight update; only `async` has it (true)."""
-    max_concurrent_episodes: int = Field(64, ge=1, le=100_000)
+    max_concurrent_episodes: int = Field(default=64, ge=1, le=100_000)
     """Episodes running at once, over all workers; at least `groupSize`."""
-    max_attempts: int = Field(3, ge=1, le=100)
+    max_attempts: int = Field(default=3, ge=1, le=100)
     """Tries per episode before its group is dead-lettered."""
     retry_backoff_seconds: Annotated[float, Field(ge=0, le=3600)] = 1.0
     """Pause before the second attempt; doubled for each further one."""
     sampling: Sampling = Sampling()
     deadlines: Deadlines = Deadlines()
-    replicas: int = Field(1, ge=1, le=10_000)
+    replicas: int = Field(default=1, ge=1, le=10_000)
     """Rollout pods; the local driver runs one."""
     worker: Worker = Worker()
     engine: Engine = Engine()
@@ -225,7 +226,8 @@ class Rollout(ApiModel):
     def _a_group_fits(self) -> Rollout:
         if self.max_concurrent_episodes < self.group_size:
             raise ValueError(
-                f"maxConcurrentEpisodes {self.max_concurrent_episodes} is below groupSize {self.group_size}: no group could ever start"
+                f"maxConcurrentEpisodes {self.max_concurrent_episodes} is below groupSize {self.group_size}: "
+                "no group could ever start"
             )
         return self
 
@@ -252,7 +254,7 @@ class Correction(ApiModel):
 
     type: Literal["token_is", "sequence_is"]
     """Truncated importance sampling per token or per sequence."""
-    threshold: float = Field(2.0, gt=0, le=1000)
+    threshold: float = Field(default=2.0, gt=0, le=1000)
     """Upper bound of the weight."""
 
 
@@ -265,9 +267,9 @@ class Algorithm(ApiModel):
     """GRPO only: divide by the group's standard deviation (true); false is Dr. GRPO."""
     loss: Literal["vanilla", "gspo", "cispo"] = "vanilla"
     """Policy loss."""
-    clip_ratio_low: float = Field(0.2, ge=0, le=10)
+    clip_ratio_low: float = Field(default=0.2, ge=0, le=10)
     """The ratio is clipped below 1 - this."""
-    clip_ratio_high: float = Field(0.2, ge=0, le=10)
+    clip_ratio_high: float = Field(default=0.2, ge=0, le=10)
     """The ratio is clipped above 1 + this."""
     loss_aggregation: Literal["token_mean", "seq_mean_token_sum", "seq_mean_token_mean"] = (
         "token_mean"
@@ -284,27 +286,27 @@ class Algorithm(ApiModel):
 class Optimizer(ApiModel):
     """AdamW."""
 
-    learning_rate: float = Field(1e-6, gt=0, le=1)
+    learning_rate: float = Field(default=1e-6, gt=0, le=1)
     """Step size after warm-up."""
-    weight_decay: float = Field(0.0, ge=0, le=1)
+    weight_decay: float = Field(default=0.0, ge=0, le=1)
     """Decoupled weight decay."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
         0.9,
         0.95,
     )
     """Decay rates of the two moments."""
-    gradient_clip: float = Field(1.0, gt=0, le=1e6)
+    gradient_clip: float = Field(default=1.0, gt=0, le=1e6)
     """Largest global norm of the gradient."""
-    warmup_steps: int = Field(0, ge=0, le=1_000_000)
+    warmup_steps: int = Field(default=0, ge=0, le=1_000_000)
     """Linear warm-up, then constant."""
 
 
 class Checkpoint(ApiModel):
     """When a resumable state is written."""
 
-    every_steps: int = Field(10, ge=1, le=1_000_000)
+    every_steps: int = Field(default=10, ge=1, le=1_000_000)
     """The last step always writes one."""
-    keep: int = Field(3, ge=1, le=1000)
+    keep: int = Field(default=3, ge=1, le=1000)
     """Checkpoints kept, newest first."""
 
 
@@ -313,9 +315,9 @@ class Weights(ApiModel):
 
     transport: Literal["file"] = "file"
     """Through files in the artifact store."""
-    publish_every_steps: int = Field(1, ge=1, le=1000)
+    publish_every_steps: int = Field(default=1, ge=1, le=1000)
     """Publish after every so many steps."""
-    keep: int = Field(3, ge=1, le=1000)
+    keep: int = Field(default=3, ge=1, le=1000)
     """Published versions kept, beside any that an engine holds or a lease names."""
 
 
@@ -326,7 +328,7 @@ class Trainer(ApiModel):
     """`simulated` does no arithmetic: for tests of scheduling and failures."""
     replicas: Literal[1] = 1
     """Trainer pods."""
-    image: str | None = Field(None, max_length=512)
+    image: str | None = Field(default=None, max_length=512)
     """Trainer image (cluster only)."""
     resources: dict[str, Any] = Field(default_factory=dict, max_length=8)
     """Kubernetes resource requirements (cluster only)."""
@@ -336,9 +338,9 @@ class Trainer(ApiModel):
     """Optimizer steps of the whole job."""
     groups_per_step: int = Field(ge=1, le=65_536)
     """B, prompts per batch. Immutable."""
-    micro_batch_tokens: int = Field(8192, ge=64, le=16_777_216)
+    micro_batch_tokens: int = Field(default=8192, ge=64, le=16_777_216)
     """Tokens per forward-backward; a memory knob without effect on the result."""
-    seed: int = Field(0, ge=0, le=2**31 - 1)
+    seed: int = Field(default=0, ge=0, le=2**31 - 1)
     """Seed of everything random in the trainer."""
     algorithm: Algorithm = Algorithm()
     optimizer: Optimizer = Optimizer()
@@ -351,7 +353,7 @@ class PoolImage(ApiModel):
 
     image: str = Field(max_length=512)
     """The image."""
-    weight: int = Field(1, ge=1, le=1000)
+    weight: int = Field(default=1, ge=1, le=1000)
     """Share of the warm sandboxes."""
 
 
@@ -360,20 +362,20 @@ class Recycle(ApiModel):
 
     strategy: Literal["reset", "replace"] = "reset"
     """Reset and verify it, or replace it."""
-    max_reuses: int | None = Field(None, ge=1, le=100_000)
+    max_reuses: int | None = Field(default=None, ge=1, le=100_000)
     """With `reset`: episodes before it is replaced all the same (50)."""
 
 
 class SandboxLimits(ApiModel):
     """What one sandbox may use."""
 
-    memory_mib: int = Field(512, ge=16, le=1_048_576)
+    memory_mib: int = Field(default=512, ge=16, le=1_048_576)
     """Memory, in MiB."""
-    disk_mib: int = Field(64, ge=1, le=1_048_576)
+    disk_mib: int = Field(default=64, ge=1, le=1_048_576)
     """Writable disk, in MiB."""
-    pids: int = Field(128, ge=8, le=65_536)
+    pids: int = Field(default=128, ge=8, le=65_536)
     """Processes at once."""
-    cpu_seconds: int | None = Field(None, ge=1, le=604_800)
+    cpu_seconds: int | None = Field(default=None, ge=1, le=604_800)
     """CPU time of one process."""
 
 
@@ -382,13 +384,13 @@ class SandboxPool(ApiModel):
 
     name: Name
     """What a task names as its pool."""
-    warm: int = Field(4, ge=0, le=100_000)
+    warm: int = Field(default=4, ge=0, le=100_000)
     """Sandboxes kept ready."""
-    max: int = Field(64, ge=1, le=100_000)
+    max: int = Field(default=64, ge=1, le=100_000)
     """Sandboxes at most, claimed ones included."""
     images: list[PoolImage] = Field(default_factory=list, max_length=64)
     """Images kept warm, by weight (cluster only)."""
-    runtime_class_name: str | None = Field(None, max_length=253)
+    runtime_class_name: str | None = Field(default=None, max_length=253)
     """RuntimeClass of the pods, such as gvisor (cluster only)."""
     egress: Literal["none"] = "none"
     """Network of a sandbox: none."""
@@ -407,11 +409,11 @@ class SandboxPool(ApiModel):
 class Redis(ApiModel):
     """A Redis or Valkey of one's own."""
 
-    url: str | None = Field(None, pattern=r"^(redis|rediss|unix)://.+$", max_length=1024)
+    url: str | None = Field(default=None, pattern=r"^(redis|rediss|unix)://.+$", max_length=1024)
     """Without it the job gets a Valkey of its own."""
-    port: int | None = Field(None, ge=1024, le=65_535)
+    port: int | None = Field(default=None, ge=1024, le=65_535)
     """A fixed port of the job's own Valkey; without it the local driver takes a free one."""
-    max_memory_mib: int = Field(512, ge=16, le=1_048_576)
+    max_memory_mib: int = Field(default=512, ge=16, le=1_048_576)
     """`maxmemory` of the job's own Valkey."""
 
 
@@ -419,27 +421,27 @@ class Store(ApiModel):
     """Where the ledger and the artifacts live."""
 
     redis: Redis = Redis()
-    artifacts: str | None = Field(None, pattern=r"^file://.+$", max_length=1024)
+    artifacts: str | None = Field(default=None, pattern=r"^file://.+$", max_length=1024)
     """Weights, checkpoints, batches. Without it, the run's own folder."""
 
 
 class Scheduling(ApiModel):
     """Hints for the cluster's scheduler."""
 
-    queue_name: str | None = Field(None, max_length=253)
+    queue_name: str | None = Field(default=None, max_length=253)
     """Queue that admits the job (cluster only)."""
-    priority_class_name: str | None = Field(None, max_length=253)
+    priority_class_name: str | None = Field(default=None, max_length=253)
     """PriorityClass of the pods (cluster only)."""
 
 
 class Lifecycle(ApiModel):
     """When to give up, and what to leave."""
 
-    active_deadline_seconds: int | None = Field(None, ge=1, le=31_536_000)
+    active_deadline_seconds: int | None = Field(default=None, ge=1, le=31_536_000)
     """The job fails when it has run for so long."""
-    progress_deadline_seconds: int = Field(900, ge=5, le=604_800)
+    progress_deadline_seconds: int = Field(default=900, ge=5, le=604_800)
     """No progress for so long is a condition that names what is waited for."""
-    backoff_limit: int = Field(3, ge=0, le=1000)
+    backoff_limit: int = Field(default=3, ge=0, le=1000)
     """Consecutive failures of a component without a new committed step."""
 
 

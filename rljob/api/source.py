@@ -6,7 +6,7 @@ Refuses what YAML allows but a manifest must not hold: duplicate keys, several d
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -21,7 +21,7 @@ MAX_NODES = 200_000
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that reads `6e-4` as a number and `on`/`off`/`yes`/`no` as strings, as YAML 1.2 does; dates stay strings."""
+    """SafeLoader that reads `6e-4` as a number and `on`, `off`, `yes`, `no` and dates as strings, as YAML 1.2 does."""
 
 
 _TAG = "tag:yaml.org,2002:"
@@ -196,17 +196,13 @@ def _path(text: str) -> KeyPath:
 
 
 def _assign(data: Any, path: KeyPath, value: Any, assignment: str) -> None:
-    here = data
+    here: Any = data
     for depth, part in enumerate(path):
-        if isinstance(part, int) and isinstance(here, list) and part < len(here):
-            pass
-        elif isinstance(part, str) and isinstance(here, dict):
-            here.setdefault(part, {})
-        else:
-            raise ManifestError(
-                f"--set {assignment}", f"there is no {dotted(path[: depth + 1])}", "check the path"
-            )
+        if isinstance(part, str) and isinstance(here, dict):
+            cast("dict[str, Any]", here).setdefault(part, {})
+        elif not (isinstance(part, int) and isinstance(here, list) and part < len(cast("list[Any]", here))):
+            fault = f"there is no {dotted(path[: depth + 1])}"
+            raise ManifestError(f"--set {assignment}", fault, "check the path")
         if depth == len(path) - 1:
-            here[part] = value
-        else:
-            here = here[part]
+            cast("Any", here)[part] = value
+        here = cast("Any", here)[part]

@@ -1,1 +1,1 @@
-"""The frame of the command line: parses before it imports; rooms add their commands by the entry-point group `rljob.commands`."""
+"""The frame of the command line: parses before it imports; rooms add commands by entry points (`rljob.commands`)."""

@@ -1,7 +1,7 @@
 """`rljob`: the commands of every installed room under one name.
 
-A room's entry point in the group `rljob.commands` names a function `register(app)`. Its module may import typer and nothing
-heavier: whatever a command needs is imported inside the command, so that `rljob --help` stays under 0.3 s.
+A room's entry point in the group `rljob.commands` names a function `register(app)`. Its module may import typer and
+nothing heavier: whatever a command needs is imported inside the command, so that `rljob --help` stays under 0.3 s.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class RunFolder:
 
 
 def pid_start_time(pid: int) -> int | None:
-    """Start of a process in clock ticks since boot (with the pid: its identity); None where there is no such process."""
+    """Start of a process in clock ticks since boot: with the pid its identity. None where there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

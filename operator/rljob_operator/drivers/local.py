@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from rljob.api import conditions
 from rljob.api.rljob_types import RLJob
@@ -105,14 +106,14 @@ class LocalDriver:
             await asyncio.gather(*lives.values(), *ends, return_exceptions=True)
 
     async def _first_end(
-        self, lives: dict[str, asyncio.Task[None]], ends: list[asyncio.Task[object]]
+        self, lives: dict[str, asyncio.Task[None]], ends: Sequence[asyncio.Task[Any]]
     ) -> Verdict:
         jobs = {
             name
             for name, supervisor in self.supervisors.items()
             if supervisor.component.kind is Kind.JOB
         }
-        pending: set[asyncio.Task[object]] = {*lives.values(), *ends}
+        pending: set[asyncio.Task[Any]] = {*lives.values(), *ends}
         while True:
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             for task in done:

@@ -1,7 +1,7 @@
 """Free ports outside the range from which the kernel takes ports for outgoing connections.
 
-A component that restarts must get its port back; a port from the ephemeral range might meanwhile serve somebody's outgoing
-connection.
+A component that restarts must get its port back; a port from the ephemeral range might meanwhile serve somebody's
+outgoing connection.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def pick(taken: set[int], host: str = "127.0.0.1") -> int:
     """
     low, high = _outside_ephemeral()
     for _ in range(_TRIES):
-        port = random.randint(low, high)  # noqa: S311  (no secret)
+        port = random.randint(low, high)
         if port not in taken and is_free(port, host):
             taken.add(port)
             return port

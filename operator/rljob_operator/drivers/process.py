@@ -3,8 +3,8 @@
     driver ─► bwrap (own pid namespace, dies with the driver) ─► namespace's init ─► component ─► …
     driver ─► shim ─► pool manager ─► bwrap per sandbox
 
-The component gets SIGTERM itself (bwrap does not pass signals on); SIGKILL goes to the namespace's init, because its end takes
-every process inside along before anybody sees it gone, so that ports and files are free for the next start.
+The component gets SIGTERM itself (bwrap does not pass signals on); SIGKILL goes to the namespace's init, whose end
+takes every process inside along before anybody sees it gone, so that ports and files are free for the next start.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SHIM_KILL_SECONDS = 5.0
 
 
 class Process:
-    """A running contained child. Make it with `start`, from the main thread (the kernel ties its life to that thread)."""
+    """A running contained child. Make it with `start`, in the main thread: the kernel ties its life to that thread."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, log: Path, log_start: int, *, shimmed: bool

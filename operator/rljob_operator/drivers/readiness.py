@@ -25,7 +25,7 @@ async def _ask(probe: Probe, host: str, port: int, secret: str) -> bool:
             await reader.readline()
             return (await reader.readline()).startswith(b"+PONG")
         writer.write(
-            f"GET {probe.path} HTTP/1.0\r\nHost: {host}\r\nAuthorization: Bearer {secret}\r\n\r\n".encode()
+            f"GET {probe.path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nAuthorization: Bearer {secret}\r\n\r\n".encode()
         )
         status = (await reader.readline()).split()
         return len(status) > 1 and status[1] == b"200"

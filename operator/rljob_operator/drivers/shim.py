@@ -1,8 +1,9 @@
-"""`python -m rljob_operator.drivers.shim PARENT_PID -- COMMAND…`: runs a command that itself makes namespaces, and outlives none of it.
+"""`python -m rljob_operator.drivers.shim PARENT_PID -- COMMAND…`: runs a command that itself makes namespaces.
 
-The pool manager cannot live in a pid namespace of its own (bubblewrap inside one cannot mount /proc as root). So this stands
-between: it adopts every orphan (subreaper), ends with its parent (PR_SET_PDEATHSIG), and kills all descendants before it ends.
-If shim and driver are killed together, the command dies by its own PR_SET_PDEATHSIG, its sandboxes by `--die-with-parent`.
+The pool manager cannot live in a pid namespace of its own (bubblewrap inside one cannot mount /proc as root). So this
+stands between: it adopts every orphan (subreaper), ends with its parent (PR_SET_PDEATHSIG), and kills all descendants
+before it ends. If shim and driver are killed together, the command dies by its own PR_SET_PDEATHSIG, its sandboxes by
+`--die-with-parent`.
 
     SIGTERM        → passed on; after the command has ended, the rest is killed
     SIGQUIT        → everything is killed at once
@@ -51,7 +52,7 @@ def _start(command: list[str]) -> int:
     if os.getppid() != shim:
         os._exit(1)
     try:
-        os.execvp(command[0], command)  # noqa: S606  (that is its purpose)
+        os.execvp(command[0], command)
     except OSError as error:
         sys.stderr.write(f"{command[0]}: {error.strerror}\n")
         os._exit(127)

@@ -1,8 +1,11 @@
 """The life of one component: start → ready → ended → what the restart policy says.
 
-    wait for dependencies ─► start ─► probe until ready ─► wait for its end ─► decide ─► done | pause, start again | fail the job
+    wait for dependencies ─► start ─► probe until ready ─► wait for its end ─► decide
+              ▲                                                                   │
+              └──────────── pause ◄── restart ────────────────────────────────────┴─► done | the job fails
 
-Waits for: readiness within the probe's deadline, the process's end, the pause between starts. `stop` unblocks all of them.
+Waits for: readiness within the probe's deadline, the process's end, the pause between starts. Cancelling `run` and then
+`stop` unblock all of them.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -22,7 +22,7 @@ from rljob_operator.drivers.folder import EventLog, RunFolder
 from rljob_operator.drivers.observer import Observer
 from rljob_operator.drivers.supervisor import State, Supervisor
 from rljob_operator.policies.progress import Progress, Told, blame
-from rljob_operator.view.facts import Facts, Rates, Score, apply_snapshot
+from rljob_operator.view.facts import Facts, StepPace, Score, apply_snapshot
 
 _EVERY_SECONDS = 1.0
 _UP = {State.READY, State.DONE}
@@ -63,7 +63,7 @@ class Watch:
     ) -> None:
         self._job, self._folder, self._events, self._artifacts = job, folder, events, artifacts
         self._observer, self._view, self._clock = observer, view, clock
-        self._rates, self._began = Rates(), clock.monotonic()
+        self._pace, self._began = StepPace(), clock.monotonic()
         self._progress = Progress(since_seconds=self._began)
         self._step = -1
         self._restarts: dict[str, int] = {}
@@ -114,8 +114,7 @@ class Watch:
         apply_snapshot(self.facts, snapshot)
         self.facts.validation = read_scores(self._artifacts, snapshot.validation)
         self.facts.validation_running = _validation_running(snapshot)
-        self.facts.eta_seconds = self._rates.eta_seconds(now, snapshot.step, self.facts.steps)
-        self.facts.tokens_per_second = self._rates.tokens_per_second(now, _tokens(snapshot))
+        self.facts.eta_seconds = self._pace.eta_seconds(now, snapshot.step, self.facts.steps)
         self._progress = self._progress.seen(snapshot.progress, now)
         if self.first_weights_seconds is None and snapshot.policy.version is not None:
             self.first_weights_seconds = now - self._began
@@ -156,7 +155,8 @@ class Watch:
         told = {
             name: Told(report.waiting_for, report.age_seconds) for name, report in reports.items()
         }
-        self.facts.message = f"no progress for {now - self._progress.since_seconds:.0f} s: {blame(self.facts.components, told)}"
+        idle = now - self._progress.since_seconds
+        self.facts.message = f"no progress for {idle:.0f} s: {blame(self.facts.components, told)}"
         if self._events.condition(
             conditions.PROGRESSING, False, conditions.REASON_PROGRESS_DEADLINE, self.facts.message
         ):
@@ -168,16 +168,6 @@ def _phase(supervisors: Mapping[str, Supervisor]) -> str:
         s.state is not State.DONE for s in supervisors.values() if s.component.role == "prepare"
     )
     return conditions.PHASE_PREPARING if preparing else conditions.PHASE_RUNNING
-
-
-def _tokens(snapshot: LedgerSnapshot) -> float:
-    """Action tokens sampled so far, as the workers report them."""
-    values = (
-        report.facts.get("action_tokens", 0)
-        for name, report in snapshot.reports.items()
-        if name.startswith("worker")
-    )
-    return sum(value for value in values if isinstance(value, (int, float)))
 
 
 def _validation_running(snapshot: LedgerSnapshot) -> str:
@@ -200,7 +190,7 @@ def read_scores(artifacts: Path, from_ledger: Mapping[int, float]) -> list[Score
     return [scores[step] for step in sorted(scores)]
 
 
-def read_lines(path: Path) -> list[dict[str, float]]:
+def read_lines(path: Path) -> list[dict[str, Any]]:
     """Whole JSON lines of a file that is still being written; [] where there is none."""
     try:
         text = path.read_text()

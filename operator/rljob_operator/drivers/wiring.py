@@ -10,10 +10,13 @@ from pathlib import Path
 import msgspec
 
 from rljob.errors import MachineError
+from rljob.settings import PREFIX, Settings
 from rljob_operator.drivers import ports
 from rljob_operator.render.component import Component, fill
 
 HOST = "127.0.0.1"
+_OWN_VARIABLES = {PREFIX + name.upper() for name in Settings.__struct_fields__}
+"""What a plan alone says; a value left in the person's shell must not reach a component."""
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -66,9 +69,7 @@ class Wiring:
             for index, part in enumerate(component.command)
         )
         own = {key: fill(value, lookup) for key, value in component.env.items()}
-        inherited = {
-            key: value for key, value in os.environ.items() if not key.startswith("RLJOB_")
-        }
+        inherited = {key: value for key, value in os.environ.items() if key not in _OWN_VARIABLES}
         files = {
             self.work_dir(component) / name: fill(text, lookup)
             for name, text in component.files.items()

@@ -37,8 +37,8 @@ _SILENT_SECONDS = 15.0
 def blame(states: Mapping[str, str], told: Mapping[str, Told]) -> str:
     """One sentence: the component that is stalled and what it waits for.
 
-    First comes one that is not up; then one that reports but has gone silent, since it hangs; then those that say what they
-    wait for.
+    First comes one that is not up; then one that reports but has gone silent, since it hangs; then those that say what
+    they wait for.
     """
     down = [
         f"{name} is {state}"

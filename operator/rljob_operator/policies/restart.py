@@ -4,8 +4,8 @@
 | --- | --- | --- |
 | well | it was a preparation, or the job has finished | done |
 | with 2 | | the job fails at once: its input is wrong, another try would say the same |
-| by itself | an engine that never was ready | the job fails at once, with its last lines: it would fail the same way |
-| with 3 (fenced) | for the first time in a row | again, not counted: a newer start took over, which may be a leftover of our own |
+| by itself | an engine that never was ready | the job fails at once, with its last lines |
+| with 3 (fenced) | for the first time in a row | again, not counted: the newer start may be a leftover of our own |
 | else | failures in a row ≤ backoffLimit | again, after a pause that doubles |
 | else | more | the job fails |
 

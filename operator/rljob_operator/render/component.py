@@ -46,7 +46,7 @@ class Resources(msgspec.Struct, frozen=True):
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """How readiness is seen: `http` GET of `path` answers 200, or `redis` answers PING; both within the deadline of a start."""
+    """How readiness is seen: `http` GET of `path` answers 200, or `redis` answers PING, by the deadline of a start."""
 
     scheme: str
     port: str

@@ -2,7 +2,7 @@
 
     store ─► prepare ─► sandbox-pool, engine-i, gateway-i, worker-i, trainer
 
-`plan` is pure: the same job gives the same components, whatever drives them. Golden files in tests/golden hold it still.
+`plan` is pure: the same job gives the same components, whatever drives them. Golden files in tests/golden hold it.
 """
 
 from __future__ import annotations

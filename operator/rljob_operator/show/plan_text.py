@@ -35,6 +35,7 @@ def _numbers(job: RLJob, manifest: Path) -> list[str]:
     spec = job.spec
     episodes = spec.trainer.groups_per_step * spec.rollout.group_size
     weights = weight_bytes(job, manifest)
+    memory = sum(part.resources.memory_mib for part in plan(job) if part.role != "prepare")
     moved = (
         f"{weights / 2**20:.1f} MiB per publish, one copy per rollout pod"
         if weights
@@ -45,7 +46,7 @@ def _numbers(job: RLJob, manifest: Path) -> list[str]:
         f"trajectory bytes       at most {episodes * spec.model.max_context_length * 5.1 / 2**20:.1f} MiB per step",
         f"weight bytes           {moved}",
         f"store                  needs about {store_need_mib(job)} MiB of {spec.store.redis.max_memory_mib} MiB",
-        f"memory                 about {sum(part.resources.memory_mib for part in plan(job) if part.role != 'prepare')} MiB in all",
+        f"memory                 about {memory} MiB in all",
     ]
 
 

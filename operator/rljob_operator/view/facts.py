@@ -1,4 +1,4 @@
-"""What the live view, the plain lines and `rljob status` show: one record, made from a ledger snapshot and component states."""
+"""What live view, plain lines and `rljob status` show: one record, from ledger snapshot and component states."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from collections import deque
 import msgspec
 
 from rljob.ledger.types import LedgerSnapshot
+
+
+_FRESH_SECONDS = 10.0
+"""A report older than that is of a component that is gone or hangs."""
 
 
 class Score(msgspec.Struct, frozen=True):
@@ -55,12 +59,11 @@ class Facts(msgspec.Struct, kw_only=True):
     conditions: list[dict[str, str | float]] = []
 
 
-class Rates:
-    """Speeds out of counters: steps for the ETA, tokens for tokens per second."""
+class StepPace:
+    """The pace of steps, for the ETA."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[float, int]] = deque(maxlen=16)
-        self._tokens: deque[tuple[float, float]] = deque(maxlen=30)
 
     def eta_seconds(self, now_seconds: float, step: int, steps: int) -> float | None:
         """Seconds until `steps`, by the pace of the last steps; None before two are known."""
@@ -71,14 +74,6 @@ class Rates:
             return None
         pace = (last_time - first_time) / (last - first)
         return max(0.0, (steps - step) * pace - (now_seconds - last_time))
-
-    def tokens_per_second(self, now_seconds: float, tokens: float) -> float | None:
-        """Speed over about the last 30 looks; None at the first."""
-        if self._tokens and tokens < self._tokens[-1][1]:  # a worker restarted and counts anew
-            self._tokens.clear()
-        self._tokens.append((now_seconds, tokens))
-        (first_time, first), (last_time, last) = self._tokens[0], self._tokens[-1]
-        return (last - first) / (last_time - first_time) if last_time > first_time else None
 
 
 def apply_snapshot(facts: Facts, snapshot: LedgerSnapshot) -> None:
@@ -95,11 +90,25 @@ def apply_snapshot(facts: Facts, snapshot: LedgerSnapshot) -> None:
         snapshot.staleness.get("max"),
     )
     facts.backlog = snapshot.stream_entries
+    facts.tokens_per_second = _sum_of_workers(snapshot, "tokens_per_second")
     facts.waiting = {
         name: report.waiting_for
         for name, report in sorted(snapshot.reports.items())
         if report.waiting_for
     }
+
+
+def _sum_of_workers(snapshot: LedgerSnapshot, fact: str) -> float | None:
+    """A fact added up over the workers that reported it lately; None where none did."""
+    reports = [
+        r
+        for name, r in snapshot.reports.items()
+        if name.startswith("worker") and r.age_seconds < _FRESH_SECONDS
+    ]
+    values = [
+        value for report in reports if isinstance(value := report.facts.get(fact), int | float)
+    ]
+    return float(sum(values)) if values else None
 
 
 def seconds_text(seconds: float | None) -> str:

@@ -105,8 +105,9 @@ def _segment(chain: Chain, segment: Segment, decode: Decode) -> RenderableType:
             Text(decode(ids), style="dim"),
         )
     mean = sum(segment.logprobs) / len(segment.logprobs)
+    what = f"── {segment.length} sampled tokens (mask 1) at {segment.start}"
     title = Text(
-        f"── {segment.length} sampled tokens (mask 1) at {segment.start} by version {segment.version}, mean logprob {mean:.3f}",
+        f"{what} by version {segment.version}, mean logprob {mean:.3f}",
         style="bold",
     )
     return Group(
@@ -124,7 +125,7 @@ def _colored(ids: list[int], logprobs: list[float], decode: Decode) -> Text:
 
 def _ground(logprob: float) -> str:
     probability = math.exp(min(0.0, logprob))
-    return f"rgb({round(255 - 115 * probability)},{round(150 + 80 * probability)},{round(140)})"
+    return f"rgb({round(255 - 115 * probability)},{round(150 + 80 * probability)},{140})"
 
 
 def _numbers(ids: list[int], logprobs: list[float], decode: Decode) -> Text:

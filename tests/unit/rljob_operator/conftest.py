@@ -13,7 +13,7 @@ import pytest
 from rljob.api.rljob_types import RLJob
 from rljob.clock import SystemClock
 from rljob.ids import PolicyVersion
-from rljob.ledger import LedgerSnapshot, Policy, ReportView
+from rljob.ledger import LedgerSnapshot, Policy
 from rljob_operator.drivers.folder import EventLog, RunFolder
 from rljob_operator.drivers.local import LocalDriver
 from rljob_operator.drivers.watch import Watch
