@@ -1,12 +1,12 @@
 """The engine as everybody else sees it: what crosses its wire, and the client.
 
-    gateway ── generate(prompt ids) ──► engine   answers token ids, logprobs and, in headers, the version that sampled them
+    gateway ── generate(prompt ids) ──► engine   token ids, logprobs and, in headers, the version that sampled them
     gateway ── parse(text, tools) ────► engine   vLLM's own tool and reasoning parsers
     engine agent ── switch(version) ──► engine   one operation, owned by the engine: pause, load, verify, reopen
 
-A turn in flight when a switch begins comes back at once with `finish_reason` "abort" and the tokens sampled so far, all by
-the version in its headers; the caller submits the prefix again. While an engine has no version (just started) or is
-switching, `generate` raises `EngineNotReadyError`.
+A turn in flight when a switch begins comes back at once with `finish_reason` "abort" and the tokens sampled so
+far, all by the version in its headers; the caller submits the prefix again. While an engine has no version (just
+started) or is switching, `generate` raises `EngineNotReadyError`.
 """
 
 from __future__ import annotations
@@ -221,8 +221,8 @@ class EngineClient:
     ) -> SwitchResult:
         """Serve `version` from the directory `path` (as the engine sees it) from now on.
 
-        The engine finishes or undoes the operation by itself whether or not this client lives; asking again for the same
-        version waits for a running switch and does nothing after it.
+        The engine finishes or undoes the operation by itself whether or not this client lives; asking again for
+        the same version waits for a running switch and does nothing after it.
 
         Args:
             version: The name of the weights.
@@ -279,7 +279,7 @@ class EngineClient:
             raise EngineError(
                 f"engine at {self.url} is unreachable: {type(error).__name__} {error}".rstrip()
             ) from error
-        if response.status_code != httpx.codes.OK:
+        if response.status_code != 200:
             raise _refusal(path, response)
         return response
 
@@ -288,13 +288,13 @@ def _refusal(path: str, response: httpx.Response) -> RLJobError:
     """The error that an answer other than 200 stands for."""
     state = response.headers.get(HEADER_STATE, "")
     text = response.text[:500]
-    if response.status_code == httpx.codes.SERVICE_UNAVAILABLE and state in {
+    if response.status_code == 503 and state in {
         "starting",
         "empty",
         "switching",
     }:
         return EngineNotReadyError(state, float(response.headers.get("retry-after", "1")))
-    if response.status_code == httpx.codes.UNPROCESSABLE_ENTITY and path.endswith("/switch"):
+    if response.status_code == 422 and path.endswith("/switch"):
         return CorruptError(text)
     if response.headers.get(HEADER_VERDICT) == "old":
         return OldWeightsError(text)

@@ -2,9 +2,9 @@
 
     trainer ── publish ──► <artifacts>/weights/{incarnation}-{n}/ ── fetch ──► engine agent ── switch(path) ──► engine
 
-A version is a directory that vLLM can serve (safetensors, config, tokenizer) plus `rljob-manifest.json`, written last. The
-whole directory appears by one rename: a reader sees all of it or nothing. Every tensor, every file and the manifest itself
-have a hash; the engine checks the tensors once more as it loads them. No torch here.
+A version is a directory that vLLM can serve (safetensors, config, tokenizer) plus `rljob-manifest.json`, written
+last. The whole directory appears by one rename: a reader sees all of it or nothing. Every tensor, every file and the
+manifest itself have a hash; the engine checks the tensors once more as it loads them. No torch here.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class WeightStore:
         return manifest
 
     def fetch(self, version: PolicyVersion, dest: Path | str) -> Path:
-        """Bring a version to `dest/{version}`, verified (hard links on one file system, else copies); return that folder.
+        """Bring a version to `dest/{version}`, verified: hard links on one file system, else copies. Return the folder.
 
         Raises:
             VersionGoneError: it was pruned, or is not there.

@@ -273,7 +273,7 @@ def serve(host: str, port: int, *, token: str, model_dir: Path, env: Mapping[str
         model_dir: The prepared model; its tokenizer is used where it has one.
         env: Where the knobs are read from.
     """
-    import uvicorn  # noqa: PLC0415 - tests call the app without a server
+    import uvicorn  # tests call the app without a server
 
     file = model_dir / "tokenizer.json"
     app = SimulatedEngine(

@@ -1,7 +1,7 @@
-"""A policy without weights: what a simulated engine says, as a pure function of prompt, version and how often it was asked.
+"""A policy without weights: what a simulated engine says, a function of prompt, version and how often it was asked.
 
-Turns of an episode: `bash` calls first, then one `submit`. The answer is right with a chance that rises with the version,
-where the prompt names it (`sim-answer=WORD` anywhere in it), so that a simulated job has a reward curve.
+Turns of an episode: `bash` calls first, then one `submit`. The answer is right with a chance that rises with the
+version, where the prompt names it (`sim-answer=WORD` anywhere in it), so that a simulated job has a reward curve.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class FileTokenizer:
     """
 
     def __init__(self, path: Path) -> None:
-        import tokenizers  # noqa: PLC0415 - only engines with a prepared model need it
+        import tokenizers
 
         self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
 

@@ -1,11 +1,11 @@
 """The engine agent: keeps the engine on the newest committed weights.
 
-    ledger.policy() ──► follow loop: fetch (verified) ─► before_switch() ─► engine.switch() ─► hold the version in the ledger
+    ledger.policy() ──► follow loop: fetch (verified) ─► before_switch() ─► engine.switch() ─► hold_version()
     engine.status() ──► watch loop:  who is it, what does it serve, is it ready ──► `current`
 
-`current` is what the engine itself said last, never what this side believes: a restarted engine names no version, so it
-becomes None and the follow loop loads again. Versions are followed as pairs: after a resume n may go back. A version that
-vanished while it was being fetched is no failure; the next look at the policy gives a newer one.
+`current` is what the engine itself said last, never what this side believes: a restarted engine names no version, so
+it becomes None and the follow loop loads again. Versions are followed as pairs: after a resume n may go back. A
+version that vanished while it was being fetched is no failure; the next look at the policy gives a newer one.
 """
 
 from __future__ import annotations

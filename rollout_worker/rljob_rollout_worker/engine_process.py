@@ -3,8 +3,9 @@
     python -m rljob_rollout_worker.engine_process     Settings + manifest ─► argv, environment ─► exec
 
 What rljob must decide itself (ports, names, lengths, the plugin, log probabilities) cannot be given in `engine.args`.
-On a machine without an accelerator small defaults come first, so that `engine.args` and `engine.env` may override them; a
-tiny model then serves after 19 s in 1.2 GiB: two processes, the second one forked, one OpenMP thread per two cores.
+On a machine without an accelerator small defaults come first, so that `engine.args` and `engine.env` may override
+them; a tiny model then serves after 19 s in 1.2 GiB: two processes, the second one forked, one OpenMP thread per two
+cores.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ MIN_KV_CACHE_BYTES, MAX_KV_CACHE_BYTES = 64 * 2**20, 2**30
 """On a CPU: as much as all concurrent episodes need at full length, within these; at least two full sequences."""
 
 RESERVED_ARGS = frozenset({
-    "--model", "--served-model-name", "--host", "--port", "--uds", "--root-path", "--api-key", "--ssl-keyfile", "--ssl-certfile",
-    "--middleware", "--worker-extension-cls", "--max-model-len", "--max-num-seqs", "--logprobs-mode", "--generation-config",
-    "--tokenizer", "--config", "--headless", "--api-server-count", "--data-parallel-size", "--lora-modules", "--seed",
-    "--no-enable-prefix-caching",
+    "--model", "--served-model-name", "--host", "--port", "--uds", "--root-path", "--api-key", "--ssl-keyfile",
+    "--ssl-certfile", "--middleware", "--worker-extension-cls", "--max-model-len", "--max-num-seqs", "--logprobs-mode",
+    "--generation-config", "--tokenizer", "--config", "--headless", "--api-server-count", "--data-parallel-size",
+    "--lora-modules", "--seed", "--no-enable-prefix-caching",
 })  # fmt: skip
 """Arguments that rljob sets itself, or that would break what it relies on."""
 _SHORT = {"-dp": "--data-parallel-size", "-asc": "--api-server-count"}
