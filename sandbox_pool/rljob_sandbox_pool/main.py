@@ -31,7 +31,9 @@ async def serve(settings: Settings) -> None:
     manager = Manager(specs, runtimes, token=settings.token, pool_key=settings.pool_key)
     try:
         with telemetry.serve(settings, manager.problem):
-            address = await manager.start(settings.bind_host, urlsplit(settings.broker_url).port or 0)
+            address = await manager.start(
+                settings.bind_host, urlsplit(settings.broker_url).port or 0
+            )
             limits = {name: runtime.limits() for name, runtime in runtimes.items()}
             _log.info("serving", address=address, pools=",".join(manager.pools), limits=limits)
             await manager.run(stop)

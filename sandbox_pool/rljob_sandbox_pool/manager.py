@@ -1,6 +1,6 @@
 """The pool manager in one piece: pools, their loops, the broker's server.
 
-    manifest ─► pools (keep_warm_loop each) ◄─ broker ◄─ workers            close ─► every sandbox ended
+manifest ─► pools (keep_warm_loop each) ◄─ broker ◄─ workers            close ─► every sandbox ended
 """
 
 from __future__ import annotations
@@ -31,7 +31,12 @@ class Manager:
     """Owns everything that lives in this process; use from one event loop."""
 
     def __init__(
-        self, specs: Sequence[SandboxPool], runtimes: Mapping[str, Runtime], *, token: str, pool_key: str
+        self,
+        specs: Sequence[SandboxPool],
+        runtimes: Mapping[str, Runtime],
+        *,
+        token: str,
+        pool_key: str,
     ) -> None:
         self.pools = {spec.name: Pool(spec, runtimes[spec.runtime], pool_key) for spec in specs}
         self._runtimes = runtimes
@@ -49,7 +54,9 @@ class Manager:
         """Until `stop` is set. A loop that ends is an error and ends this too."""
         stopped = asyncio.create_task(stop.wait())
         try:
-            done, _ = await asyncio.wait({stopped, *self._loops}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(
+                {stopped, *self._loops}, return_when=asyncio.FIRST_COMPLETED
+            )
             for task in done - {stopped}:
                 task.result()
         finally:

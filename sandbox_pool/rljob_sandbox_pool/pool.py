@@ -92,7 +92,7 @@ class Pool:
         began = self._clock.monotonic()
         for _ in range(CLAIM_TRIES):
             left = wait_seconds - (self._clock.monotonic() - began)
-            if (member := await self._next_ready(left)) is None:
+            if (member := await self._queue.get(left, self._changed.set)) is None:
                 break
             if answer := await self._take(member, claim_id, env, ttl_seconds):
                 telemetry.SANDBOX_CLAIMS.inc(pool=self.spec.name, result="granted")
@@ -102,19 +102,6 @@ class Pool:
                 return answer
         telemetry.SANDBOX_CLAIMS.inc(pool=self.spec.name, result="exhausted")
         raise self._no_sandbox()
-
-    async def _next_ready(self, wait_seconds: float) -> Member | None:
-        if (member := self._queue.take()) is not None:
-            return member
-        if wait_seconds <= 0:
-            return None
-        waiting = asyncio.ensure_future(self._queue.wait(wait_seconds))
-        try:
-            await asyncio.sleep(0)
-            self._changed.set()
-            return await waiting
-        finally:
-            waiting.cancel()
 
     async def _take(
         self, member: Member, claim_id: str, env: Mapping[str, str], ttl_seconds: float

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -38,29 +39,27 @@ class ReadyQueue(Generic[T]):
                 return
         self._ready.append(item)
 
-    def take(self) -> T | None:
-        """A sandbox, if one is ready."""
-        return self._ready.pop() if self._ready else None
+    async def get(self, seconds: float, on_wait: Callable[[], None]) -> T | None:
+        """A sandbox, at once or within `seconds`; None where none came. `on_wait` is called before it waits.
 
-    async def wait(self, seconds: float) -> T | None:
-        """A sandbox, within `seconds`; None where none came. Cancelled: a sandbox that had just come goes back."""
+        Cancelled, it puts a sandbox that had just come back.
+        """
+        if self._ready:
+            return self._ready.pop()
+        if seconds <= 0:
+            return None
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
+        on_wait()
         try:
             async with asyncio.timeout(seconds):
-                return await asyncio.shield(future)
+                return await future
         except TimeoutError:
-            return self._leave(future)
+            return _result(future)
         except asyncio.CancelledError:
-            if (item := self._leave(future)) is not None:
+            if (item := _result(future)) is not None:
                 self.put(item)
             raise
-
-    def _leave(self, future: asyncio.Future[T]) -> T | None:
-        if future.done() and not future.cancelled():
-            return future.result()
-        future.cancel()
-        return None
 
     def remove(self, item: T) -> None:
         """A sandbox that waited is no more."""
@@ -70,3 +69,7 @@ class ReadyQueue(Generic[T]):
     def oldest(self, count: int) -> list[T]:
         """Up to `count` sandboxes that have waited longest; they stay."""
         return list(self._ready)[:count]
+
+
+def _result(future: asyncio.Future[T]) -> T | None:
+    return future.result() if future.done() and not future.cancelled() else None
