@@ -147,7 +147,10 @@ class SimulatedEngine:
             body = json.loads(raw) if raw else {}
         except ValueError:
             raise _RefusedError(400, "the body is no JSON", {}) from None
-        return await handler(body)
+        try:
+            return await handler(body)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _RefusedError(400, f"malformed request: {error!r}", {}) from None
 
     async def _status(self, _: Any) -> tuple[Any, dict[str, Any]]:
         return {"boot_id": self.boot_id, "version": self.version, "state": self.state}, {}

@@ -52,6 +52,8 @@ NOISE = {"float32": 1e-3}
 """Mean |Δ logprob| between this engine and the trainer on the same weights, by dtype: less is no difference."""
 LOW_PRECISION_NOISE = 0.03
 DRAIN_POLL_SECONDS = 0.01
+EXIT_SECONDS = 1.0
+"""Between a failure that ends the process and its end: time for the answer and a last scrape."""
 DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
     "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
@@ -430,9 +432,7 @@ class Switch:
         gate.message = message
         if self.loading or self.engine.errored:
             gate.state = "failed"
-            asyncio.get_running_loop().call_later(
-                1.0, exit_process
-            )  # time for the answer and a last scrape
+            asyncio.get_running_loop().call_later(EXIT_SECONDS, exit_process)
             return RefusedError(500, f"{message}; the engine restarts")
         if self.closed_at:
             with contextlib.suppress(Exception):

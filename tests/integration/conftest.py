@@ -4,6 +4,7 @@ policies   that model in several versions: published into an artifact store, and
 engine     a client of the running engine           real_engine   its process: start, kill, log
 """
 
+import contextlib
 import ctypes
 import inspect
 import json
@@ -165,7 +166,7 @@ class RealEngine:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 (one call into libc, no lock)
             )
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and self.process.poll() is None:
@@ -185,29 +186,29 @@ class RealEngine:
 
     def is_gone(self, seconds: float) -> bool:
         """Whether nothing of it is left running within `seconds`."""
-        assert self.process
         deadline = time.monotonic() + seconds
-        while left := self._running():
+        while self._running():
             if time.monotonic() > deadline:
-                print("still running:", left)
                 return False
             time.sleep(0.05)
         return True
 
-    def _running(self) -> list[str]:
+    def _running(self) -> list[int]:
         """Processes of its group, zombies (which only wait for their parent) left out."""
         assert self.process
-        stats = (path.read_text() for path in Path("/proc").glob("[0-9]*/stat") if path.exists())
-        fields = (stat.rpartition(")")[2].split() for stat in stats)
-        return [field for field in fields if int(field[2]) == self.process.pid and field[0] != "Z"]
+        found: list[int] = []
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                state, _, group = path.read_text().rpartition(")")[2].split()[:3]
+                if int(group) == self.process.pid and state != "Z":
+                    found.append(int(path.parent.name))
+        return found
 
     def kill(self) -> None:
         """`kill -9` of the engine and everything under it."""
         if self.process:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             self.process.wait(30)
             self.process = None
 

@@ -115,18 +115,18 @@ async def test_an_updater_that_dies_in_mid_switch_leaves_the_engine_serving(
     await serve(engine, policies, V(1, 0))
     running = asyncio.create_task(sample_turn(engine, [9, 8, 7], 300))
     await asyncio.sleep(0.1)
-    body = json.dumps(
-        {
-            "incarnation": 1,
-            "n": 4,
-            "path": str(policies.publish(V(1, 4))),
-            "digest": "",
-            "timeout_seconds": 60,
-        }
-    )
+    order = {
+        "incarnation": 1,
+        "n": 4,
+        "path": str(policies.publish(V(1, 4))),
+        "timeout_seconds": 60,
+    }
+    body = json.dumps(order).encode()
     _, writer = await asyncio.open_connection(*real_engine.url.removeprefix("http://").split(":"))
-    head = f"POST /rljob/v1/switch HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer only-for-tests\r\nContent-Length: {len(body)}\r\n\r\n"
-    writer.write(f"{head}{body}".encode())
+    writer.write(
+        b"POST /rljob/v1/switch HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer only-for-tests\r\n"
+    )
+    writer.write(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
     await writer.drain()
     writer.transport.abort()
     turn = await running
