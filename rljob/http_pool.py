@@ -37,6 +37,8 @@ class _Connection(NamedTuple):
 class HttpPool:
     """Connections to one server. Safe to share between tasks of one event loop; `aclose` when done.
 
+    Only for calls that may be repeated: one whose kept connection closes before an answer is sent again.
+
     Args:
         url: Base URL, no trailing slash; paths of requests are appended to its path.
         headers: Sent with every request.
@@ -80,7 +82,7 @@ class HttpPool:
                 try:
                     return await self._exchange(connection, head.encode() + body)
                 except _ClosedBeforeAnswerError:
-                    continue  # it was closed while idle; the server has seen nothing
+                    continue  # most likely it was closed while idle
             connection = await self._connect()
             return await self._exchange(connection, head.encode() + body)
 

@@ -5,7 +5,7 @@
        │  ├──► not ready (empty, switching, starting) ───┤ wait for the engine; the turn's clock stands still
        └──┼──────────────────────────────────────────────┘
           ├──► unreachable (restarting) ── a pause; the clock runs ──► submit again
-          ├──► refused, nonsense ────────────────────────► EngineError
+          ├──► refused, nonsense, and it still serves ───► EngineError
           └──► the clock has run out ────────────────────► DeadlineError, or EngineGoneError where it was unreachable
 
 Consumes prompt ids; produces `Sampled`: every token with its log probability and the version that
@@ -176,13 +176,20 @@ class Turn:
             except EngineNotReadyError:
                 await self._wait_ready()
             except EngineError as error:
-                if not is_unreachable(error):
-                    raise
                 problem = str(error)
                 await self._clock.sleep(min(RECONNECT_SECONDS, remaining))
+                # An engine that is about to go answers nonsense for a moment; one that still serves means it.
+                if not is_unreachable(error) and await self._still_serves():
+                    raise
         if problem:
             raise EngineGoneError(f"{problem}; the turn's deadline of {self._seconds:.0f} s passed")
         raise DeadlineError(f"the turn did not end within {self._seconds:.0f} s")
+
+    async def _still_serves(self) -> bool:
+        try:
+            return (await self._engine.status()).state == "ready"
+        except (EngineError, DeadlineError):
+            return False
 
     async def _wait_ready(self) -> None:
         began = self._clock.monotonic()

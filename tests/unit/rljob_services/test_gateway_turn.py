@@ -133,10 +133,18 @@ async def test_a_turn_that_takes_too_long_is_a_deadline(turn, engine, clock):
         await sample(turn)
 
 
-async def test_a_refusal_is_not_asked_again(turn, engine):
+async def test_a_refusal_of_an_engine_that_serves_is_not_asked_again(turn, engine):
     engine.steps = [EngineError("engine refused: 400")]
     with pytest.raises(EngineError, match="400"):
         await sample(turn)
+
+
+@pytest.mark.parametrize(
+    "state", ["failed", "starting", EngineError("gone"), DeadlineError("silent")]
+)
+async def test_a_refusal_of_an_engine_that_is_about_to_restart_is_asked_again(turn, engine, state):
+    engine.steps, engine.states = [EngineError("engine refused: 500"), tokens(STOP)], [state]
+    assert (await sample(turn)).token_ids == [STOP]
 
 
 @pytest.mark.parametrize(
