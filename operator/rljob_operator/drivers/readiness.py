@@ -24,9 +24,9 @@ async def _ask(probe: Probe, host: str, port: int, secret: str) -> bool:
             writer.write(f"AUTH {secret}\r\nPING\r\n".encode())
             await reader.readline()
             return (await reader.readline()).startswith(b"+PONG")
-        writer.write(
-            f"GET {probe.path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nAuthorization: Bearer {secret}\r\n\r\n".encode()
-        )
+        head = [f"GET {probe.path} HTTP/1.1", f"Host: {host}", "Connection: close"]
+        head += [f"Authorization: Bearer {secret}", "", ""]
+        writer.write("\r\n".join(head).encode())
         status = (await reader.readline()).split()
         return len(status) > 1 and status[1] == b"200"
     finally:

@@ -22,7 +22,7 @@ from rljob_operator.drivers.folder import EventLog, RunFolder
 from rljob_operator.drivers.observer import Observer
 from rljob_operator.drivers.supervisor import State, Supervisor
 from rljob_operator.policies.progress import Progress, Told, blame
-from rljob_operator.view.facts import Facts, StepPace, Score, apply_snapshot
+from rljob_operator.view.facts import Facts, Score, StepPace, apply_snapshot
 
 _EVERY_SECONDS = 1.0
 _UP = {State.READY, State.DONE}
@@ -114,7 +114,8 @@ class Watch:
         apply_snapshot(self.facts, snapshot)
         self.facts.validation = read_scores(self._artifacts, snapshot.validation)
         self.facts.validation_running = _validation_running(snapshot)
-        self.facts.eta_seconds = self._pace.eta_seconds(now, snapshot.step, self.facts.steps)
+        if snapshot.policy.version is not None:  # before the first weights nothing can be trained
+            self.facts.eta_seconds = self._pace.eta_seconds(now, snapshot.step, self.facts.steps)
         self._progress = self._progress.seen(snapshot.progress, now)
         if self.first_weights_seconds is None and snapshot.policy.version is not None:
             self.first_weights_seconds = now - self._began

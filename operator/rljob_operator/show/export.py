@@ -25,16 +25,16 @@ def main(to: Path, *, version: str | None, name: str | None, runs_dir: Path) -> 
     chosen = published[-1] if version is None else _parse(version, published)
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise MachineError(str(to), "exists and is not an empty folder", "name another one")
-    to.parent.mkdir(parents=True, exist_ok=True)
-    if to.exists():
-        to.rmdir()
-    try:
-        store.fetch(chosen, to)
-    except CorruptError as error:
-        raise MachineError(
-            str(store.path(chosen)), str(error), "export another --version"
-        ) from None
-    (to / MANIFEST).unlink(missing_ok=True)
+    to.mkdir(parents=True, exist_ok=True)
+    # fetched files may be links into the run; what people get is theirs to change
+    with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".{to.name}.") as scratch:
+        try:
+            fetched = store.fetch(chosen, scratch)
+        except CorruptError as error:
+            raise MachineError(
+                str(store.path(chosen)), str(error), "export another --version"
+            ) from None
+        shutil.copytree(fetched, to, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
     sys.stdout.write(f"{folder.name} {chosen} is in {to}: vllm serve {to}\n")
 
 

@@ -8,7 +8,6 @@ import msgspec
 
 from rljob.ledger.types import LedgerSnapshot
 
-
 _FRESH_SECONDS = 10.0
 """A report older than that is of a component that is gone or hangs."""
 
