@@ -150,7 +150,7 @@ class EngineAgent:
             await self._switch(policy.version, policy.digest)
 
     async def _switch(self, version: PolicyVersion, digest: str) -> None:
-        began = self._clock.monotonic()
+        began, self.problem = self._clock.monotonic(), f"version {version} is being loaded"
         path = await asyncio.to_thread(self._store.fetch, version, self._fetched)
         if self.before_switch is not None:
             await self.before_switch(version)
@@ -170,6 +170,7 @@ class EngineAgent:
         await self._ledger.hold_version(self._worker, self._boot_id, version)
         self._tell(version, result, self._clock.monotonic() - began)
         await asyncio.to_thread(self._forget_others, version)
+        self.problem = ""
 
     def _tell(self, version: PolicyVersion, result: SwitchResult, seconds: float) -> None:
         telemetry.WEIGHT_SWITCHES.inc(verdict=result.verdict)

@@ -1,4 +1,4 @@
-"""One behaviour suite over both engines: the simulated one, and vllm_plugin's gate in front of a vLLM made of dictionaries.
+"""One behaviour suite over both engines: the simulated one, and the plugin's gate before a vLLM made of dictionaries.
 
 The same on a real vLLM: tests/integration/test_vllm_engine.py.
 """
@@ -23,6 +23,10 @@ TOKEN = "secret"
 TURN_TOKENS, TOKEN_SECONDS = 20, 0.005
 
 
+async def nothing():
+    pass
+
+
 class FakeVllm:
     """What the plugin uses of vLLM's engine client, and the app behind the gate. One weight, one score: -weight."""
 
@@ -35,9 +39,15 @@ class FakeVllm:
         self.calls = []
         self.busy_blocks = 1
         self.loads_nothing = False
+        self.before_pause = self.before_load = self.before_queue = nothing
 
     async def __call__(self, scope, receive, send):
+        if scope["path"] == "/health":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+            return
         body = json.loads((await receive())["body"])
+        await self.before_queue()
         request_id = f"r{id(scope)}"
         aborted = asyncio.Event()
         self.output_processor.request_states[request_id] = aborted
@@ -53,9 +63,12 @@ class FakeVllm:
             "finish_reason": "abort" if aborted.is_set() else "length",
         }
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": json.dumps({"choices": [choice]}).encode()})
+        await send(
+            {"type": "http.response.body", "body": json.dumps({"choices": [choice]}).encode()}
+        )
 
     async def pause_generation(self, **_):
+        await self.before_pause()
         self.is_paused = True
         await self.abort(list(self.output_processor.request_states), internal=True)
 
@@ -68,6 +81,7 @@ class FakeVllm:
 
     async def collective_rpc(self, method, args):
         assert method == "rljob_load"
+        await self.before_load()
         assert not self.output_processor.request_states, "weights changed under a running request"
         [(_, _, _, data)] = vllm_plugin.read_tensors(vllm_plugin.Path(args[0]), args[1])
         if not self.loads_nothing:
@@ -90,13 +104,13 @@ async def fake_score(engine, canary):
 class Bench:
     """An engine of one kind, its weights and its client."""
 
-    def __init__(self, app, artifacts, exits, loads_nothing):
+    def __init__(self, app, artifacts, exits, loads_nothing, vllm=None):
         self.store = WeightStore(artifacts)
         self.source = artifacts / "source"
         self.source.mkdir()
         (self.source / "config.json").write_text("{}")
         self.exits, self.loads_nothing = exits, loads_nothing
-        self.app = app
+        self.app, self.vllm = app, vllm
 
     def client(self, token=TOKEN):
         transport = httpx.ASGITransport(self.app)
@@ -136,7 +150,7 @@ def plugin(artifacts, monkeypatch):
     def loads_nothing():
         vllm.loads_nothing = True
 
-    return Bench(app, artifacts, exits, loads_nothing)
+    return Bench(app, artifacts, exits, loads_nothing, vllm)
 
 
 @pytest.fixture(params=["simulated", "plugin"])
@@ -170,7 +184,9 @@ async def test_answers_name_the_version_and_the_boot_that_sampled_them(engine, b
     assert len(answer.token_ids) == len(answer.logprobs) > 0
 
 
-async def test_a_turn_in_flight_ends_with_what_it_has_and_goes_on_under_the_new_version(engine, bench):
+async def test_a_turn_in_flight_ends_with_what_it_has_and_goes_on_under_the_new_version(
+    engine, bench
+):
     await engine.switch(V(1, 0), bench.publish(V(1, 0)))
     turn = asyncio.create_task(engine.generate(TURN))
     await asyncio.sleep(TURN_TOKENS * TOKEN_SECONDS / 3)
@@ -193,10 +209,16 @@ async def test_a_second_switch_to_the_same_version_does_nothing(engine, bench):
     assert (first.already, second.already) == (False, True)
 
 
-async def test_a_directory_that_is_not_what_it_is_called_is_refused_and_the_old_version_goes_on(engine, bench):
+async def test_a_directory_that_is_not_what_it_is_called_is_refused_and_the_old_version_goes_on(
+    engine, bench
+):
     await engine.switch(V(1, 1), bench.publish(V(1, 1)))
     path = bench.publish(V(1, 2))
-    for version, where, digest in ((V(1, 9), path, ""), (V(1, 2), path, "0" * 64), (V(1, 3), path / "no", "")):
+    for version, where, digest in (
+        (V(1, 9), path, ""),
+        (V(1, 2), path, "0" * 64),
+        (V(1, 3), path / "no", ""),
+    ):
         with pytest.raises(CorruptError):
             await engine.switch(version, where, digest)
     assert (await engine.generate(TURN)).version == V(1, 1)
@@ -234,9 +256,92 @@ async def test_every_route_but_health_wants_the_token(bench):
 async def test_an_unknown_route_and_a_malformed_body_are_refused_with_a_reason(bench):
     headers = {"authorization": f"Bearer {TOKEN}"}
     transport = httpx.ASGITransport(bench.app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://engine", headers=headers) as http:
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://engine", headers=headers
+    ) as http:
         assert (await http.get("/rljob/v1/nothing")).status_code == 404
         for body in (b"{", b"{}"):
             answer = await http.post("/rljob/v1/switch", content=body)
             assert answer.status_code == 400
             assert answer.json()["error"]
+
+
+# ──── only the plugin: what goes wrong in the middle of a switch ────
+
+
+@pytest.fixture
+async def gate(artifacts, monkeypatch):
+    """A bench of the plugin on version 1-1, and its client."""
+    bench = plugin(artifacts, monkeypatch)
+    async with bench.client() as client:
+        await client.switch(V(1, 1), bench.publish(V(1, 1)))
+        yield bench, client
+
+
+async def hang():
+    await asyncio.sleep(60)
+
+
+async def break_down():
+    raise RuntimeError("out of luck")
+
+
+@pytest.mark.parametrize("trouble", [hang, break_down])
+async def test_a_switch_that_fails_before_loading_began_goes_back_to_the_old_version(gate, trouble):
+    bench, client = gate
+    bench.vllm.before_pause = trouble
+    with pytest.raises(EngineError, match=r"TimeoutError|out of luck"):
+        await client.switch(V(1, 2), bench.publish(V(1, 2)), timeout_seconds=0.1)
+    assert (await client.generate(TURN)).version == V(1, 1)
+    assert bench.exits == []
+    bench.vllm.before_pause = nothing
+    await client.switch(V(1, 2), bench.publish(V(1, 2)))
+    assert (await client.status()).message == ""
+
+
+@pytest.mark.parametrize("trouble", [hang, break_down])
+async def test_a_switch_that_fails_after_loading_began_fails_health_and_ends_the_process(
+    gate, trouble
+):
+    bench, client = gate
+    bench.vllm.before_load = trouble
+    with pytest.raises(EngineError, match="the engine restarts"):
+        await client.switch(V(1, 2), bench.publish(V(1, 2)), timeout_seconds=0.1)
+    assert (await client.status()).state == "failed"
+    transport = httpx.ASGITransport(bench.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://engine") as http:
+        assert (await http.get("/health")).status_code == 503
+    with pytest.raises(EngineError, match="503"):
+        await client.generate(TURN)
+    await asyncio.sleep(0.05)
+    assert bench.exits == [1]
+
+
+async def test_a_tensor_that_changes_between_the_check_and_the_load_ends_the_process(gate):
+    bench, client = gate
+    path = bench.publish(V(1, 2))
+
+    async def corrupt():
+        data = bytearray((path / "model.safetensors").read_bytes())
+        data[-1] ^= 1
+        (path / "model.safetensors").write_bytes(data)
+
+    bench.vllm.before_load = corrupt
+    with pytest.raises(EngineError, match="not the tensor"):
+        await client.switch(V(1, 2), path)
+    await asyncio.sleep(0.05)
+    assert bench.exits == [1]
+
+
+async def test_a_request_admitted_just_before_the_gate_closed_is_met_before_the_load(gate):
+    bench, client = gate
+    bench.vllm.before_queue = lambda: asyncio.sleep(
+        0.05
+    )  # past the gate, not yet where an abort finds it
+    turn = asyncio.create_task(client.generate(TURN))
+    await asyncio.sleep(0.01)
+    await client.switch(
+        V(1, 2), bench.publish(V(1, 2))
+    )  # the fake asserts that nothing runs while it loads
+    answer = await turn
+    assert (answer.finish_reason, answer.version, answer.token_ids) == ("abort", V(1, 1), [])

@@ -25,7 +25,11 @@ def client_of(status, body, headers=None):
 
 
 def choice(tokens, logprobs, reason="stop"):
-    return {"choices": [{"token_ids": tokens, "logprobs": {"token_logprobs": logprobs}, "finish_reason": reason}]}
+    return {
+        "choices": [
+            {"token_ids": tokens, "logprobs": {"token_logprobs": logprobs}, "finish_reason": reason}
+        ]
+    }
 
 
 async def test_a_turn_is_asked_for_by_token_ids_without_a_seed():
@@ -59,7 +63,9 @@ async def test_a_turn_aborted_before_its_first_token_is_an_empty_generation():
         (503, {"error": "dead"}, {"x-rljob-state": "failed"}, "503"),
     ],
 )
-async def test_an_answer_that_the_protocol_does_not_allow_is_an_engine_error(status, body, headers, error):
+async def test_an_answer_that_the_protocol_does_not_allow_is_an_engine_error(
+    status, body, headers, error
+):
     client, _ = client_of(status, body, headers)
     async with client:
         with pytest.raises(EngineError, match=error) as caught:
@@ -78,7 +84,10 @@ async def test_an_engine_without_a_version_says_when_to_ask_again(state):
 
 
 async def test_refused_weights_and_old_weights_are_told_apart():
-    for status, headers, kind in ((422, {}, CorruptError), (500, {"x-rljob-verdict": "old"}, OldWeightsError)):
+    for status, headers, kind in (
+        (422, {}, CorruptError),
+        (500, {"x-rljob-verdict": "old"}, OldWeightsError),
+    ):
         client, _ = client_of(status, {"error": "why"}, headers)
         async with client:
             with pytest.raises(kind, match="why"):
@@ -95,5 +104,5 @@ async def test_waiting_for_a_version_has_a_deadline_that_says_what_it_waited_for
     async with EngineClient(
         "http://engine", clock=ScaledClock(100), transport=httpx.ASGITransport(SimulatedEngine())
     ) as client:
-        with pytest.raises(DeadlineError, match="within 5 s .empty."):
+        with pytest.raises(DeadlineError, match=r"within 5 s \(empty\)"):
             await client.wait_ready(5.0)

@@ -84,7 +84,9 @@ def test_a_publisher_that_dies_half_way_leaves_no_version(store, source, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr("rljob.weights._write", die)
-        patch.setattr("rljob.weights.shutil.rmtree", lambda *_, **__: None)  # it is dead: nothing is cleaned up
+        patch.setattr(
+            "rljob.weights.shutil.rmtree", lambda *_, **__: None
+        )  # it is dead: nothing is cleaned up
         with pytest.raises(KeyboardInterrupt):
             store.publish(V(1, 0), source, CANARY, tensors=tensors(1.0))
     assert store.list() == []
@@ -98,17 +100,28 @@ def test_fetch_gives_a_verified_copy_that_outlives_the_version(store, source, tm
     path = store.fetch(V(1, 0), tmp_path / "dest")
     assert path == store.fetch(V(1, 0), tmp_path / "dest")
     assert store.prune(keep=0) == [V(1, 0)]
-    assert {file.name for file in path.iterdir()} == {"config.json", "tokenizer.json", "model.safetensors", MANIFEST}
+    assert {file.name for file in path.iterdir()} == {
+        "config.json",
+        "tokenizer.json",
+        "model.safetensors",
+        MANIFEST,
+    }
 
 
 def test_a_version_that_is_not_there_is_gone(store, tmp_path):
-    for call in (store.manifest, store.verify, lambda version: store.fetch(version, tmp_path / "dest")):
+    for call in (
+        store.manifest,
+        store.verify,
+        lambda version: store.fetch(version, tmp_path / "dest"),
+    ):
         with pytest.raises(VersionGoneError, match="1-9"):
             call(V(1, 9))
     assert store.list() == []
 
 
-def test_a_version_that_vanishes_while_it_is_fetched_is_gone_and_leaves_nothing(store, source, tmp_path, monkeypatch):
+def test_a_version_that_vanishes_while_it_is_fetched_is_gone_and_leaves_nothing(
+    store, source, tmp_path, monkeypatch
+):
     store.publish(V(1, 0), source, CANARY, tensors=tensors(1.0))
     (store.path(V(1, 0)) / "tokenizer.json").unlink()
     with pytest.raises(VersionGoneError):
@@ -148,7 +161,11 @@ def test_prune_keeps_the_newest_pairs_and_whatever_is_held(tmp_path_factory, ver
         folder = store.path(V(*version))
         folder.mkdir(parents=True)
         (folder / MANIFEST).write_text(json.dumps({}))
-    held = {V(*v) for v in data.draw(st.sets(st.sampled_from(sorted(versions)), max_size=2))} if versions else set()
+    held = (
+        {V(*v) for v in data.draw(st.sets(st.sampled_from(sorted(versions)), max_size=2))}
+        if versions
+        else set()
+    )
     store.prune(keep, held)
     newest = {V(*version) for version in sorted(versions)[-keep:]}
     assert set(store.list()) == newest | held
