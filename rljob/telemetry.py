@@ -13,7 +13,7 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rljob.errors import MachineError
 
 if TYPE_CHECKING:
+    from rljob.ledger.types import LedgerSnapshot
     from rljob.settings import Settings  # pydantic and the manifest's types: 0.2 s
 
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0)
@@ -154,16 +155,18 @@ STREAM_PENDING = Gauge(
 )
 STREAM_BACKLOG = Gauge("rljob_stream_backlog_groups", "Complete groups that wait for the trainer.")
 STORE_MEMORY_BYTES = Gauge("rljob_store_memory_bytes", "Memory that the store says it uses.")
-STALENESS = Histogram(
+STALENESS = Gauge(
     "rljob_staleness_versions",
-    "Version being trained minus that of the oldest token, per group taken.",
-    [],
-    SMALL_COUNTS,
+    "Version being trained minus that of a group's oldest token, over the last batch: mean, max.",
+    ["stat"],
 )
 GROUPS = Counter(
-    "rljob_groups_total",
-    "Groups by fate: trained, evicted, dead, dropped (zero variance).",
-    ["fate"],
+    "rljob_groups_total", "Groups that this trainer archived, by fate: trained.", ["fate"]
+)
+LEDGER_COUNT = Gauge(
+    "rljob_ledger_count",
+    "What the ledger counts, by its own name: evicted, dead, dropped and rerun groups, running episodes and others.",
+    ["what"],
 )
 
 # ── sandboxes (pool manager) ──
@@ -195,9 +198,6 @@ WEIGHT_PAUSE_SECONDS = Histogram(
     "rljob_weight_pause_seconds", "Seconds in which the engine took no request.", [], SECONDS
 )
 POLICY_VERSION = Gauge("rljob_policy_version", "n of the policy version that this component holds.")
-PUBLISH_SECONDS = Histogram(
-    "rljob_weight_publish_seconds", "Seconds to export and publish a version.", [], SECONDS
-)
 
 # ── trainer ──
 TRAINER_STEP = Gauge("rljob_trainer_step", "Steps trained and committed.")
@@ -218,6 +218,28 @@ TRAINER_VALUE = Gauge(
 REWARD_MEAN = Gauge("rljob_reward_mean", "Mean reward of the last trained batch.")
 VALIDATION_SCORE = Gauge("rljob_validation_score", "Mean score of the newest finished validation.")
 VALIDATION_STEP = Gauge("rljob_validation_step", "Step of the newest finished validation.")
+
+
+def show_ledger(snapshot: LedgerSnapshot) -> None:
+    """Set everything that a snapshot of the ledger tells: backlog, pending, memory, counts."""
+    STREAM_ENTRIES.set(snapshot.stream_entries)
+    STREAM_PENDING.set(snapshot.stream_pending)
+    STREAM_BACKLOG.set(snapshot.counts.get("ready_groups", 0))
+    STORE_MEMORY_BYTES.set(snapshot.memory_bytes)
+    for what, number in snapshot.counts.items():
+        LEDGER_COUNT.set(number, what=what)
+
+
+def show_step(record: Mapping[str, Any]) -> None:
+    """Set everything that the record of a trained step tells: reward, staleness, loss and the like."""
+    if "reward_mean" in record:
+        REWARD_MEAN.set(record["reward_mean"])
+    for stat in ("mean", "max"):
+        if f"staleness_{stat}" in record:
+            STALENESS.set(record[f"staleness_{stat}"], stat=stat)
+    for name in ("loss", "grad_norm", "learning_rate", "entropy"):
+        if isinstance(record.get(name), int | float):
+            TRAINER_VALUE.set(record[name], name=name)
 
 
 # ── serving ──────────────────────────────────────────────────────────────────────────────────────────────────────────

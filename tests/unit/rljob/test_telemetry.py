@@ -1,11 +1,15 @@
 """Metrics, health and log lines of a component, each over its real socket or its real stderr."""
 
+import ast
 import re
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import httpx
 import pytest
@@ -13,6 +17,7 @@ from prometheus_client import REGISTRY
 
 from rljob import telemetry
 from rljob.errors import MachineError
+from rljob.ledger import LedgerSnapshot
 from rljob.settings import Settings
 
 
@@ -58,6 +63,28 @@ def test_health_names_the_component_and_its_trouble(url: str, trouble: list[str]
     trouble.append("the engine is gone")
     answer = get(f"{url}/healthz")
     assert (answer.status_code, answer.json()["problem"]) == (503, "the engine is gone")
+
+
+def test_a_snapshot_and_a_step_are_shown(url: str) -> None:
+    snapshot = SimpleNamespace(
+        stream_entries=7,
+        stream_pending=3,
+        memory_bytes=2**20,
+        counts={"ready_groups": 2, "dead": 1},
+    )
+    telemetry.show_ledger(cast("LedgerSnapshot", snapshot))
+    telemetry.show_step({"reward_mean": 0.25, "staleness_max": 2, "loss": -0.5, "note": "x"})
+    text = get(f"{url}/metrics").text
+    for line in (
+        "rljob_stream_entries 7.0",
+        "rljob_stream_pending 3.0",
+        "rljob_stream_backlog_groups 2.0",
+        'rljob_ledger_count{what="dead"} 1.0',
+        'rljob_staleness_versions{stat="max"} 2.0',
+        'rljob_trainer_value{name="loss"} -0.5',
+        "rljob_reward_mean 0.25",
+    ):
+        assert line in text
 
 
 def test_other_paths_are_not_found(url: str) -> None:
@@ -173,3 +200,40 @@ def test_logging_can_go_elsewhere_and_be_more_talkative() -> None:
     )
     assert "level=debug component=x event=seen" in run.stdout
     assert run.stderr == ""
+
+
+ROOT = Path(__file__).parents[3]
+SOURCES = [
+    path
+    for folder in ("rljob", "operator", "sandbox_pool", "rollout_worker", "services", "trainer")
+    for path in (ROOT / folder).rglob("*.py")
+]
+NAMES = {name: m for name, m in vars(telemetry).items() if m in telemetry.METRICS}
+
+
+def uses() -> Iterator[tuple[str, str, set[str]]]:
+    """Where the tree gives a metric a value: (place, name of the metric, labels named there)."""
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(
+                    func=ast.Attribute(
+                        value=ast.Attribute(attr=name) | ast.Name(id=name),
+                        attr="inc" | "set" | "observe",
+                    )
+                ) if name in NAMES:
+                    labels = {word.arg or "" for word in node.keywords} - {"amount", "value"}
+                    yield f"{path.relative_to(ROOT)}:{node.lineno}", name, labels
+
+
+def test_every_use_names_exactly_the_labels_of_its_metric() -> None:
+    found = list(uses())
+    assert found
+    wrong = [place for place, name, labels in found if labels != set(NAMES[name].labels)]
+    assert wrong == []
+
+
+def test_every_metric_gets_its_value_somewhere() -> None:
+    assert sorted(set(NAMES) - {name for _, name, _ in uses()}) == []
+    for helper in ("show_ledger", "show_step"):
+        assert [path for path in SOURCES if f"telemetry.{helper}(" in path.read_text()], helper
