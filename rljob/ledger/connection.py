@@ -154,7 +154,7 @@ class Store:
                 async with asyncio.timeout(
                     max(0.001, self.deadline_seconds - (time.monotonic() - started))
                 ):
-                    return await attempt()
+                    return await _cancellable(attempt())
             except PERMANENT as error:
                 raise StoreError(f"{what}: the store refused this client: {error}") from error
             except (*TRANSIENT, TimeoutError) as error:
@@ -176,6 +176,20 @@ class Store:
             return await self._redis.execute_command(
                 "EVAL", script_source(script), 1, self.prefix, *arguments
             )
+
+
+async def _cancellable(call: Awaitable[T]) -> T:
+    """Await `call`; a cancellation that came meanwhile is raised even where it was lost.
+
+    redis-py waits with `asyncio.wait_for`, which before Python 3.12 forgets a cancellation that arrives together with the
+    answer (bpo-37658): every second one, on loopback. The task would then go on for ever.
+    """
+    task = asyncio.current_task()
+    before = task.cancelling() if task else 0
+    answer = await call
+    if task and task.cancelling() > before:
+        raise asyncio.CancelledError
+    return answer
 
 
 def _fields(entry: Sequence[Any]) -> dict[bytes, bytes]:
