@@ -81,7 +81,7 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
     turn_seconds: float = 300.0
     """Deadline of one turn; its clock stands still while the engine is not ready."""
     ttl_seconds: float = 7200.0
-    """A session that nobody uses for so long, open or closed, is forgotten."""
+    """An open session that nobody uses for so long is forgotten; a closed one after some minutes."""
 
 
 class Session(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -15,7 +15,9 @@ from rljob_services.gateway.session import GatewaySession, Service
 
 MAX_SESSIONS = 4096
 MAX_BYTES = 1 << 30
-"""Of tokens and messages of all sessions; past it no session is opened."""
+"""Of tokens and messages of all sessions. Past either, closed sessions make room, then none is opened."""
+CLOSED_SECONDS = 300.0
+"""How long the chains of a closed session can be asked for again."""
 SWEEP_SECONDS = 15.0
 
 _SESSION_ID = re.compile(r"[A-Za-z0-9._~-]{1,200}")
@@ -66,10 +68,7 @@ class Sessions:
             if found.is_closed or found.spec != spec:
                 raise SessionTakenError(f"session {spec.session_id} exists already")
             return found
-        if len(self._sessions) >= MAX_SESSIONS:
-            raise GatewayFullError(f"the gateway has {MAX_SESSIONS} sessions")
-        if sum(session.num_bytes for session in self._sessions.values()) >= MAX_BYTES:
-            raise GatewayFullError(f"the gateway's sessions hold {MAX_BYTES} bytes")
+        self._make_room()
         session = self._sessions[spec.session_id] = GatewaySession(spec, self._service)
         self._count()
         return session
@@ -105,12 +104,28 @@ class Sessions:
         """One round of `sweep_loop`."""
         now = self._service.clock.monotonic()
         for session_id, session in list(self._sessions.items()):
-            if session.is_idle and now - session.last_used > session.spec.ttl_seconds:
+            limit = CLOSED_SECONDS if session.is_closed else session.spec.ttl_seconds
+            if session.is_idle and now - session.last_used > limit:
                 await self.abort(session_id)
 
     async def aclose(self) -> None:
         """Drop all sessions."""
         await asyncio.gather(*(self.abort(session_id) for session_id in list(self._sessions)))
+
+    def _make_room(self) -> None:
+        """Forget the closed sessions that were asked for longest ago, as far as it takes."""
+        num_bytes = sum(session.num_bytes for session in self._sessions.values())
+        closed = [session for session in self._sessions.values() if session.is_closed]
+        closed.sort(key=lambda session: session.last_used, reverse=True)
+        while len(self._sessions) >= MAX_SESSIONS or num_bytes >= MAX_BYTES:
+            if not closed:
+                raise GatewayFullError(
+                    f"{len(self._sessions)} open sessions hold {num_bytes} bytes; "
+                    f"there is room for {MAX_SESSIONS} and {MAX_BYTES}"
+                )
+            oldest = closed.pop()
+            num_bytes -= oldest.num_bytes
+            del self._sessions[oldest.spec.session_id]
 
     def _count(self) -> None:
         telemetry.GATEWAY_SESSIONS.set(len(self._sessions))

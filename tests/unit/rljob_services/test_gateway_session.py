@@ -416,6 +416,31 @@ async def test_a_gateway_full_of_sessions_or_tokens_opens_no_more(
         sessions.open(SessionSpec(session_id="e3"))
 
 
+async def test_closed_sessions_make_room_the_oldest_first(sessions, clock, monkeypatch):
+    monkeypatch.setattr(sessions_module, "MAX_SESSIONS", 3)
+    for name in ("a", "b", "c"):
+        clock.time += 1
+        await sessions.open(SessionSpec(session_id=name)).close()
+    await sessions.get("a").close()  # asked for again: now the newest
+    clock.time += 1
+    sessions.open(SessionSpec(session_id="d"))
+    assert sessions.get("c").is_closed
+    assert sessions.get("a").is_closed
+    with pytest.raises(SessionMissingError):
+        sessions.get("b")
+
+
+async def test_a_closed_session_is_forgotten_sooner_than_an_open_one(sessions, session, clock):
+    sessions.open(SessionSpec(session_id="open"))
+    await session.close()
+    clock.time += sessions_module.CLOSED_SECONDS
+    await sessions.sweep()
+    assert sessions.get("e1") is session
+    clock.time += 1
+    await sessions.sweep()
+    assert len(sessions) == 1
+
+
 async def test_the_memory_of_a_session_is_counted_and_given_back(session, engine):
     engine.will_say("One")
     answer = await say(session, ASK)

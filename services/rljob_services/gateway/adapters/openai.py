@@ -146,7 +146,10 @@ def read_request(body: bytes) -> ChatRequest:
             request.modalities not in (None, ["text"]),
             "modalities other than text are not supported",
         ),
-        (request.token_limit is not None and request.token_limit < 1, "max_tokens must be at least 1"),
+        (
+            request.token_limit is not None and request.token_limit < 1,
+            "max_tokens must be at least 1",
+        ),
     ):
         if is_refused:
             raise BadRequestError(problem)
