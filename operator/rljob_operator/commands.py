@@ -47,7 +47,10 @@ def run(
     runs_dir: RunsDir = RUNS,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of the live view.")] = False,
 ) -> None:
-    """Train on this machine: start every component, show what goes on, stop everything at the end."""
+    """Train on this machine.
+
+    Starts every component, shows what goes on, and stops everything at the end or at Ctrl-C.
+    """
     command = [
         sys.executable,
         "-m",
@@ -63,7 +66,10 @@ def run(
 
 
 def plan(manifest: Manifest, assignments: Assignments = None) -> None:
-    """Print the components a manifest turns into, and the bytes of weights that each step moves."""
+    """Print what a manifest turns into.
+
+    Its components, and the bytes that each step moves.
+    """
     from rljob_operator.show import plan_text
 
     print(plan_text.describe(manifest, assignments or []))
@@ -82,7 +88,7 @@ def doctor(
 
 
 def status(name: RunName = None, runs_dir: RunsDir = RUNS) -> None:
-    """Show the runs and how far they are, or one of them in detail."""
+    """Show the runs, or one in detail."""
     from rljob_operator.show import status as implementation
 
     implementation.main(name, runs_dir)
@@ -106,7 +112,7 @@ def logs(
 
 
 def stop(name: RunName = None, runs_dir: RunsDir = RUNS) -> None:
-    """Stop a run well; `rljob run --resume` goes on with it."""
+    """Stop a run; run --resume goes on with it."""
     from rljob_operator.show import stop as implementation
 
     implementation.main(name, runs_dir)
@@ -123,7 +129,10 @@ def trajectories(
     run_name: RunOption = None,
     runs_dir: RunsDir = RUNS,
 ) -> None:
-    """List trained and scored episodes, or show one with tokens, masks, log probabilities and versions."""
+    """List episodes, or show one turn by turn.
+
+    With its tokens, masks, log probabilities and policy versions.
+    """
     from rljob_operator.show import trajectories as implementation
 
     implementation.main(show=show, step=step, limit=limit, name=run_name, runs_dir=runs_dir)
@@ -139,14 +148,17 @@ def export(
     run_name: RunOption = None,
     runs_dir: RunsDir = RUNS,
 ) -> None:
-    """Copy weights out as a verified directory that vLLM serves."""
+    """Copy weights out for vLLM to serve, verified."""
     from rljob_operator.show import export as implementation
 
     implementation.main(to, version=version, name=run_name, runs_dir=runs_dir)
 
 
 def audit(name: RunName = None, runs_dir: RunsDir = RUNS) -> None:
-    """Reconcile workers' logs, archived batches and the ledger; lost and trained twice must be 0."""
+    """Check that nothing is lost or trained twice.
+
+    Reconciles workers' logs, archived batches and the ledger.
+    """
     from rljob_operator.show import audit as implementation
 
     raise typer.Exit(implementation.main(name, runs_dir))

@@ -116,6 +116,9 @@ def _construct(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], name: 
             "nested too deeply or too large",
             "an anchor that contains itself?",
         )
+    if not isinstance(node, yaml.ScalarNode) and node.tag not in {_TAG + "map", _TAG + "seq"}:
+        where = f"{name}:{node.start_mark.line + 1}"
+        raise ManifestError(where, f"the tag {node.tag} has no meaning here", "remove it")
     if isinstance(node, yaml.MappingNode):
         return _mapping(node, path, lines, name)
     if isinstance(node, yaml.SequenceNode):
@@ -200,7 +203,9 @@ def _assign(data: Any, path: KeyPath, value: Any, assignment: str) -> None:
     for depth, part in enumerate(path):
         if isinstance(part, str) and isinstance(here, dict):
             cast("dict[str, Any]", here).setdefault(part, {})
-        elif not (isinstance(part, int) and isinstance(here, list) and part < len(cast("list[Any]", here))):
+        elif not (
+            isinstance(part, int) and isinstance(here, list) and part < len(cast("list[Any]", here))
+        ):
             fault = f"there is no {dotted(path[: depth + 1])}"
             raise ManifestError(f"--set {assignment}", fault, "check the path")
         if depth == len(path) - 1:

@@ -24,7 +24,10 @@ def validate(
         ),
     ] = None,
 ) -> None:
-    """Check a manifest: every fault with file, line and what to do about it."""
+    """Check a manifest.
+
+    Every fault is one line: where, what is wrong, what to do about it.
+    """
     from rljob.api.load import load
 
     job = load(manifest, assignments or [])
