@@ -33,7 +33,7 @@ class Ledger(WorkerCalls, TrainerCalls, ValidationCalls, ObserverCalls):
         Raises:
             StoreError: it cannot be reached, or refuses this client.
         """
-        from rljob.ledger.connection import Store  # noqa: PLC0415 - redis-py takes 0.7 s to import
+        from rljob.ledger.connection import Store
 
         ledger = cls(Store(url, job, deadline_seconds))
         try:

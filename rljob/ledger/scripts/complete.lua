@@ -22,7 +22,7 @@ progress()
 
 local function finish_group()
   local list = members(e.group)
-  local same = true
+  local same = #list > 1 -- a group of one has no spread to lack
   for _, other in ipairs(list) do same = same and other.r == list[1].r end
   redis.call('ZREM', RUNNING, e.group)
   if not (same and rule('zero_variance') == 'drop') then return make_ready(e.group) end

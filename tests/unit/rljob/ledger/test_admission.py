@@ -1,6 +1,7 @@
 """When a new group starts: the numeric rule and its refusals."""
 
 import pytest
+
 from rljob.errors import ManifestError
 from rljob.ids import GroupId, PolicyVersion
 

@@ -5,6 +5,7 @@ import json
 import shutil
 
 import pytest
+
 from rljob.errors import CorruptError
 from rljob.ledger.audit import audit
 

@@ -1,6 +1,7 @@
 """A trainer that starts again: the checkpoint is the authority, nothing outstanding is dropped."""
 
 import pytest
+
 from rljob.errors import StateError
 from rljob.ids import GroupId, PolicyVersion
 

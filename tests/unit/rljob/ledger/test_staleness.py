@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+
 from rljob.ids import GroupId
 
 

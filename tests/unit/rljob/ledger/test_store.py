@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+
 from rljob.errors import ManifestError, StoreError
 from rljob.ids import PolicyVersion
 from rljob.ledger import Ledger, Report

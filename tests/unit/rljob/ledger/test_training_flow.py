@@ -1,6 +1,7 @@
 """Leases, completions, batches: the straight way."""
 
 import pytest
+
 from rljob.errors import FencedError, StateError
 from rljob.ids import GroupId, PolicyVersion
 
