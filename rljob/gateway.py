@@ -42,7 +42,10 @@ HEADER_TURNS = "x-rljob-turns"
 HEADER_AGENT = "x-rljob-agent"
 """Which agent of the episode speaks; without it `main`. Becomes `Chain.agent_id`."""
 HEADER_IDEMPOTENCY = "idempotency-key"
-"""A request that is sent again under the same key gets the answer of the first; `x-request-id` serves too."""
+"""A request that is sent again under the same key gets the answer of the first.
+
+`x-request-id` serves too, for requests of the same body.
+"""
 
 ENGINE_WAIT_LIMIT_SECONDS = 1800.0
 """How long one turn waits for an engine that answers but is not ready, beside its own deadline."""

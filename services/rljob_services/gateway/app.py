@@ -10,6 +10,7 @@ Errors are OpenAI's form everywhere; `type` is the name of a class of `rljob.err
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 from collections.abc import Awaitable, Callable
 
@@ -73,11 +74,10 @@ def data_app(sessions: Sessions, model: str) -> Starlette:
         session = _session(sessions, request)
         body = await _body(request)
         chat = read_request(body)
-        key = request.headers.get(HEADER_IDEMPOTENCY) or request.headers.get("x-request-id", "")
         answer = await session.answer(
             chat,
             agent_id=request.headers.get(HEADER_AGENT, "main")[:100],
-            repeat_key=key,
+            repeat_key=_repeat_key(request, body),
             body=body,
         )
         headers = {HEADER_ENGINE_WAIT: f"{session.engine_wait_seconds:.3f}"}
@@ -176,6 +176,14 @@ def _session(sessions: Sessions, request: Request) -> GatewaySession:
     return sessions.authorised(request.path_params["id"], _bearer(request))
 
 
+def _repeat_key(request: Request, body: bytes) -> str:
+    """What tells a repeated request; many clients give all requests of a trace one `x-request-id`."""
+    if key := request.headers.get(HEADER_IDEMPOTENCY):
+        return key
+    trace = request.headers.get("x-request-id")
+    return f"{trace}/{hashlib.sha256(body).hexdigest()}" if trace else ""
+
+
 def _check_token(request: Request, token: str) -> None:
     if not hmac.compare_digest(_bearer(request).encode(), token.encode()):
         raise TokenError("the bearer token is not that of the job")
@@ -224,6 +232,7 @@ def _error(error: RLJobError) -> Response:
         ErrorReply(error=ErrorBody(message=str(error), type=name, code=type(error).__name__)),
         status,
     )
+    response.headers["x-should-retry"] = "false"  # OpenAI's client would sample the turn twice more
     if status == 503:
         response.headers["retry-after"] = "5"
     return response

@@ -74,6 +74,24 @@ async def test_a_repeated_request_is_answered_once_sampled_once(data, mine, engi
     assert len(engine.requests) == 1
 
 
+async def test_requests_of_one_trace_are_told_apart_by_their_body(data, mine, engine):
+    for text in ("One", "Two"):
+        engine.will_say(text)
+    headers = {**mine, "x-request-id": "trace"}
+    other = {"messages": [{"role": "user", "content": "other"}]}
+    replies = [await data.post(PATH, json=body, headers=headers) for body in (ASK, other, ASK)]
+    said = [reply.json()["choices"][0]["message"]["content"] for reply in replies]
+    assert said == ["One", "Two", "One"]
+
+
+async def test_a_key_that_is_used_for_another_request_is_refused(data, mine, engine):
+    engine.will_say("One")
+    headers = {**mine, "idempotency-key": "k"}
+    await data.post(PATH, json=ASK, headers=headers)
+    other = {"messages": [{"role": "user", "content": "other"}]}
+    assert (await data.post(PATH, json=other, headers=headers)).status_code == 400
+
+
 async def test_a_full_context_is_told_in_a_header(data, control, engine):
     spec = msgspec.json.encode(SessionSpec(session_id="e2", max_context_tokens=2))
     token = (await control.post("/sessions", content=spec, headers=JOB)).json()["token"]
@@ -96,6 +114,7 @@ async def test_a_failure_is_told_by_its_class(data, mine, engine, error, status,
     reply = await data.post(PATH, json=ASK, headers=mine)
     assert reply.status_code == status
     assert reply.json()["error"]["type"] == name
+    assert reply.headers["x-should-retry"] == "false"
     assert str(error) in reply.json()["error"]["message"]
 
 
