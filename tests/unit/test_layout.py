@@ -177,7 +177,7 @@ def test_test_files_stay_readable_too() -> None:
 
 MACHINE = re.compile(
     r"""
-      (?<![\w./~-])/(?:work|root|home/[a-z]\w*)/\w   # folders of one machine
+      (?<![\w./~-])/(?:work|root|home/[a-z]\w*)/[\w.]   # folders of one machine
     | https?://[^\s/"'>)]*(?:pypi|pythonhosted|anaconda|artifactory|nexus|mirror)[^\s]*  # a registry
     | --(?:extra-)?index-url[ =]\S*//
     """,
