@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Awaitable, Callable
 
@@ -100,7 +101,7 @@ class HttpServer:
         try:
             self._socket = socket.create_server((host, port), backlog=1024)
         except OSError as error:
-            problem = f"cannot listen on {host}:{port} ({error.strerror or error})"
+            problem = f"cannot listen on {host}:{port} ({os.strerror(error.errno or 0)})"
             raise MachineError(
                 "sandbox pool", problem, "free the port, or let rljob choose one"
             ) from None

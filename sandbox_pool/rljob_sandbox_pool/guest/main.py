@@ -1,8 +1,8 @@
 """The guest's start: one line of JSON on stdin says everything, and the end of stdin ends the sandbox.
 
 The line: {"id", "key" (hex), "listener" (descriptor), "uid" (or null), "rlimits", "env", "workspace", "folders",
-"marker", "oom"}. Whoever started the sandbox holds the other end of the pipe: when it dies, however it dies, the
-pipe ends.
+"marker" (or null), "oom"}. Whoever started the sandbox holds the other end of the pipe: when it dies, however it
+dies, the pipe ends.
 """
 
 from __future__ import annotations
@@ -97,7 +97,10 @@ def _end_with(fd: int, loop: Loop) -> None:
     loop.watch(fd, read=ended)
 
 
-def _booted_before(marker: str) -> bool:
+def _booted_before(marker: str | None) -> bool:
+    """Where PID 1 ends the namespace there is no second boot, and no marker is needed."""
+    if marker is None:
+        return False
     try:
         os.close(os.open(marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     except FileExistsError:

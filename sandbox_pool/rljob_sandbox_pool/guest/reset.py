@@ -31,8 +31,8 @@ class Snapshot:
     """Per writable folder: mode, owner, group, entries, blocks and inodes in use."""
     ipc: int
     """System V objects."""
-    limits: tuple[tuple[int, int], ...]
-    """Of the guest: whoever runs as the same user could change them."""
+    guest: tuple[object, ...]
+    """Its limits, priority and scheduling: whoever runs as the same user could change them."""
 
     @classmethod
     def take(cls, folders: Sequence[str]) -> Snapshot:
@@ -48,7 +48,12 @@ class Snapshot:
             mounts=_read("/proc/self/mountinfo"),
             folders={path: _folder_facts(path) for path in folders},
             ipc=sum(max(0, _read(path).count(b"\n") - 1) for path in _IPC_TABLES),
-            limits=tuple(resource.getrlimit(kind) for kind in kinds),
+            guest=(
+                *(resource.getrlimit(kind) for kind in kinds),
+                os.getpriority(os.PRIO_PROCESS, 0),
+                os.sched_getscheduler(0),
+                frozenset(os.sched_getaffinity(0)),
+            ),
         )
 
     def differences(self, now: Snapshot) -> list[str]:
@@ -58,8 +63,8 @@ class Snapshot:
             found.append("the mounts have changed")
         if now.ipc != self.ipc:
             found.append(f"{now.ipc} System V objects are left")
-        if now.limits != self.limits:
-            found.append("the guest's own limits have changed")
+        if now.guest != self.guest:
+            found.append("the guest's own limits, priority or scheduling have changed")
         for path, facts in self.folders.items():
             if now.folders[path] != facts:
                 found.append(f"{path} is {now.folders[path]}, was {facts}")

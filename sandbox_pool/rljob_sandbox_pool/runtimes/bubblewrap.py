@@ -121,7 +121,7 @@ class BubblewrapRuntime:
         return {
             "network": "none",
             "disk": "tmpfs",
-            "pids": "cgroup" if self._by_cgroup("pids_file") else "rlimit",
+            "pids": "cgroup" if self._by_cgroup("pids_file") else self._pids_without_cgroup(),
             "memory": "cgroup" if self._by_cgroup("memory_file") else "rlimit per process",
             "cpu": "rlimit per process",
             "user": "own uid" if self._own_uids else "user namespace",
@@ -148,6 +148,10 @@ class BubblewrapRuntime:
         """See `base.Runtime`."""
         cgroups.sweep(self._hierarchies)
 
+    def _pids_without_cgroup(self) -> str:
+        # The kernel exempts root from RLIMIT_NPROC, in a user namespace of root's too.
+        return "none" if os.geteuid() == 0 and not self._own_uids else "rlimit"
+
     def _by_cgroup(self, file: str) -> bool:
         return any(getattr(hierarchy, file) for hierarchy in self._hierarchies)
 
@@ -171,7 +175,9 @@ class BubblewrapRuntime:
         passwd, group = (_memory_file(text) for text in namespace.user_files(self._uid(spec)))
         try:
             argv = namespace.isolation(self._bwrap, own_uid=self._own_uids)
-            argv += namespace.view(spec.limits.disk_mib * namespace.MIB, passwd, group)
+            argv += namespace.view(
+                spec.limits.disk_mib * namespace.MIB, passwd, group, own_uid=self._own_uids
+            )
             argv += ["--", *namespace.guest_command()]
             if groups:
                 argv = ["/bin/sh", "-c", _ENTER_GROUPS, "sh", *map(str, groups), "--", *argv]
@@ -201,7 +207,8 @@ class BubblewrapRuntime:
             "env": _ENV,
             "workspace": namespace.WORKSPACE,
             "folders": namespace.FOLDERS,
-            "marker": f"{namespace.BOOT_FOLDER}/booted",
+            # Where commands run as the guest's user they could write there, and would find it after a reset.
+            "marker": f"{namespace.BOOT_FOLDER}/booted" if self._own_uids else None,
             "oom": self._own_uids,
         }
         assert process.stdin is not None

@@ -6,6 +6,7 @@ A cgroup of its own bounds a whole sandbox; a resource limit bounds one process 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -26,9 +27,9 @@ class Hierarchy(msgspec.Struct, frozen=True):
         path = self.parent / (_PREFIX + name)
         path.mkdir(exist_ok=True)
         if self.pids_file:
-            (path / self.pids_file).write_text(str(pids))
+            _write(path / self.pids_file, str(pids))
         if self.memory_file:
-            (path / self.memory_file).write_text(str(memory_bytes))
+            _write(path / self.memory_file, str(memory_bytes))
         return path
 
 
@@ -48,12 +49,23 @@ def find() -> list[Hierarchy]:
 
 
 def _usable(hierarchy: Hierarchy) -> bool:
+    if not (hierarchy.parent / "cgroup.procs").exists():
+        return False
+    with suppress(OSError):
+        # Version 2: a child has the files only where its parent passes the controllers on.
+        _write(hierarchy.parent / "cgroup.subtree_control", "+pids +memory")
     try:
         hierarchy.make(f"probe-{os.getpid()}", pids=64, memory_bytes=1 << 28).rmdir()
     except OSError:
         _remove(hierarchy.parent / f"{_PREFIX}probe-{os.getpid()}")
         return False
     return True
+
+
+def _write(path: Path, text: str) -> None:
+    """Into a file that is there: cgroup files are never made. Raises OSError."""
+    with path.open("r+") as file:
+        file.write(text)
 
 
 def _remove(path: Path) -> bool:

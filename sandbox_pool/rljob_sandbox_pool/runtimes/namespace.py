@@ -60,7 +60,7 @@ def isolation(bwrap: str, *, own_uid: bool) -> list[str]:
     return argv
 
 
-def view(disk_bytes: int, passwd_fd: int, group_fd: int) -> list[str]:
+def view(disk_bytes: int, passwd_fd: int, group_fd: int, *, own_uid: bool) -> list[str]:
     """The part of the command line that says what is to be seen: the machine's /usr, and writable folders in memory."""
     argv = [
         "--ro-bind",
@@ -83,13 +83,17 @@ def view(disk_bytes: int, passwd_fd: int, group_fd: int) -> list[str]:
     argv += ["--proc", "/proc", "--dev", "/dev"]
     prefix = Path(sys.base_prefix)
     if not prefix.is_relative_to("/usr"):
+        # Its parents may be closed (/root): here they hold nothing else.
+        for parent in reversed(prefix.parents[:-1]):
+            argv += ["--perms", "0755", "--dir", str(parent)]
         argv += ["--ro-bind", str(prefix), str(prefix)]
     argv += [
         "--ro-bind",
         str(guest_folder()),
         f"{GUEST_ROOT}/{guest.__name__.replace(chr(46), chr(47))}",
     ]
-    argv += ["--perms", "0700", "--size", "65536", "--tmpfs", BOOT_FOLDER]
+    if own_uid:
+        argv += ["--perms", "0700", "--size", "65536", "--tmpfs", BOOT_FOLDER]
     argv += ["--perms", "0755", "--size", str(disk_bytes), "--tmpfs", WORKSPACE]
     argv += ["--perms", "1777", "--size", str(disk_bytes), "--tmpfs", "/tmp"]
     argv += [
