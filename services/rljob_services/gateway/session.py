@@ -176,10 +176,9 @@ class GatewaySession:
 
     def _finish(self, task: asyncio.Task[Answer], key: str) -> None:
         self._running.discard(task)
+        # A failed turn left no trace, so asking again may try again.
         if task.cancelled() or task.exception():
-            self._answers.pop(
-                key, None
-            )  # a failed turn left no trace, so asking again may try again
+            self._answers.pop(key, None)
 
     async def _turn(self, request: ChatRequest, agent_id: str) -> Answer:
         began = self._service.clock.monotonic()

@@ -172,6 +172,16 @@ async def test_a_full_context_answers_without_asking_the_engine(sessions, engine
     assert await chains(session) == []
 
 
+@pytest.mark.parametrize("room", [0, 1])
+async def test_a_context_is_full_when_no_token_is_left(sessions, engine, template, room):
+    messages = [{"role": "user", "content": "go"}]
+    limit = len(template.encode(messages, [])) + room
+    session = sessions.open(SessionSpec(session_id="e2", max_context_tokens=limit))
+    engine.will_say("1", reason="length")
+    await say(session, messages, tools=[])
+    assert len(engine.requests) == room
+
+
 async def test_tokens_of_a_turn_are_limited_by_session_request_and_context(sessions, engine):
     session = sessions.open(
         SessionSpec(
