@@ -177,7 +177,7 @@ def test_test_files_stay_readable_too() -> None:
 
 MACHINE = re.compile(
     r"""
-      (?<![\w./~-])/(?:work|root|home/[a-z]\w*)/[\w.]   # folders of one machine
+      (?<![\w./~-])/(?:work/\w|root/\.?(?:pyenv|cache|local)|home/[a-z]+/)   # folders of one machine
     | https?://[^\s/"'>)]*(?:pypi|pythonhosted|anaconda|artifactory|nexus|mirror)[^\s]*  # a registry
     | --(?:extra-)?index-url[ =]\S*//
     """,
@@ -191,7 +191,7 @@ MACHINE = re.compile(
         ("cd /" + "work/main", True),
         ("see /" + "root/.cache", True),
         ("https://" + "pypi.example/simple", True),
-        ("a/root/b, .root and a closed /root", False),
+        ("a/root/b, .root, a closed /root, no /root/.ssh", False),
         ("http://127.0.0.1:8000/work/x", False),
         ("cwd=/workspace", False),
     ],
