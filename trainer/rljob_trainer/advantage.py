@@ -12,7 +12,9 @@ from rljob_trainer.backends.base import Backend
 from rljob_trainer.batch import Group
 
 
-def episode_advantages(backend: Backend, groups: Sequence[Group], algorithm: Algorithm) -> list[float]:
+def episode_advantages(
+    backend: Backend, groups: Sequence[Group], algorithm: Algorithm
+) -> list[float]:
     """[E] one advantage per episode of the batch, in order."""
     rewards = [trajectory.reward for group in groups for trajectory in group.trajectories]
     names = [str(group.group) for group in groups for _ in group.trajectories]

@@ -14,9 +14,10 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rljob.codec import unpack
 from rljob.errors import CorruptError
@@ -28,7 +29,7 @@ from rljob_trainer.files import new_directory
 if TYPE_CHECKING:
     from rljob.ledger import TakenGroup
 
-_LENGTH = struct.Struct("<I")
+LENGTH = struct.Struct("<I")
 
 
 @dataclass(frozen=True)
@@ -40,15 +41,19 @@ class Group:
     trajectories: list[Trajectory]
 
 
-def decode(taken: Sequence[TakenGroup]) -> list[Group]:
-    """What `take` gave, decoded. Raises CorruptError naming the group."""
-    groups = []
+def decode(taken: Sequence[TakenGroup]) -> tuple[list[Group], dict[GroupId, str]]:
+    """What `take` gave, decoded; and the groups that do not decode, with the reason."""
+    groups, corrupt = [], {}
     for item in taken:
         try:
-            groups.append(Group(item.group, list(item.payloads), [unpack(payload) for payload in item.payloads]))
+            groups.append(
+                Group(
+                    item.group, list(item.payloads), [unpack(payload) for payload in item.payloads]
+                )
+            )
         except CorruptError as error:
-            raise CorruptError(f"group {item.group}: {error}") from None
-    return groups
+            corrupt[item.group] = str(error)
+    return groups, corrupt
 
 
 def archive_path(artifacts: Path, step: int) -> Path:
@@ -64,27 +69,27 @@ def write_archive(artifacts: Path, step: int, incarnation: int, groups: Sequence
     for group in groups:
         episodes = []
         for payload, trajectory in zip(group.payloads, group.trajectories, strict=True):
-            blob += _LENGTH.pack(len(payload))
+            blob += LENGTH.pack(len(payload))
             digest = hashlib.sha256(payload).hexdigest()
             place = {"sha256": digest, "offset": len(blob), "length": len(payload)}
             episodes.append({"episode": trajectory.episode, "attempt": trajectory.attempt, **place})
             blob += payload
-        entries.append({"group": str(group.group), "row_index": group.group.row_index, "episodes": episodes})
+        entries.append(
+            {"group": str(group.group), "row_index": group.group.row_index, "episodes": episodes}
+        )
     with new_directory(archive_path(artifacts, step)) as directory:
         (directory / "groups.bin").write_bytes(blob)
         manifest = {"step": step, "incarnation": incarnation, "groups": entries}
         (directory / "manifest.json").write_text(json.dumps(manifest))
 
 
-def read_archive(artifacts: Path, step: int) -> list[Group] | None:
-    """The archived batch of `step`, or None where none was finished.
+def read_archive(artifacts: Path, step: int) -> list[Group]:
+    """The archived batch of `step`.
 
     Raises:
         CorruptError: the archive does not hold what its manifest says.
     """
     directory = archive_path(artifacts, step)
-    if not (directory / "manifest.json").exists():
-        return None
     try:
         manifest = json.loads((directory / "manifest.json").read_text())
         blob = (directory / "groups.bin").read_bytes()
@@ -93,7 +98,27 @@ def read_archive(artifacts: Path, step: int) -> list[Group] | None:
         raise CorruptError(f"{directory}: {error}") from None
 
 
-def _read_group(entry: dict, blob: bytes) -> Group:
+def archived_steps(artifacts: Path, after: int) -> int:
+    """The last of the unbroken row of archived steps past `after`; `after` where there is none."""
+    step = after
+    while (archive_path(artifacts, step + 1) / "manifest.json").exists():
+        step += 1
+    return step
+
+
+def archived_groups(artifacts: Path, last: int, most: int) -> list[GroupId]:
+    """Groups in the newest `most` archives up to step `last`."""
+    groups = []
+    for step in range(max(1, last - most + 1), last + 1):
+        file = archive_path(artifacts, step) / "manifest.json"
+        if file.exists():
+            groups += [
+                GroupId.parse(entry["group"]) for entry in json.loads(file.read_text())["groups"]
+            ]
+    return groups
+
+
+def _read_group(entry: dict[str, Any], blob: bytes) -> Group:
     payloads = []
     for episode in entry["episodes"]:
         payload = blob[episode["offset"] : episode["offset"] + episode["length"]]
@@ -103,7 +128,9 @@ def _read_group(entry: dict, blob: bytes) -> Group:
     return Group(GroupId.parse(entry["group"]), payloads, [unpack(payload) for payload in payloads])
 
 
-def rows_of(groups: Sequence[Group], advantages: Sequence[float], oldest_n: int | None) -> list[TrainRow]:
+def rows_of(
+    groups: Sequence[Group], advantages: Sequence[float], oldest_n: int | None
+) -> list[TrainRow]:
     """One row per chain that has something to train.
 
     Args:
@@ -142,7 +169,7 @@ def _episode_rows(trajectory: Trajectory, advantage: float, oldest_n: int | None
     return rows
 
 
-def _loss_mask(chain: Chain, oldest_n: int | None) -> np.ndarray:
+def _loss_mask(chain: Chain, oldest_n: int | None) -> NDArray[np.bool_]:
     """[T] the action tokens that may be trained; the very first token of a chain never may (nothing predicts it)."""
     mask = np.asarray(chain.action_mask, dtype=bool).copy()
     mask[:1] = False
@@ -150,4 +177,3 @@ def _loss_mask(chain: Chain, oldest_n: int | None) -> np.ndarray:
         if oldest_n is not None and span.n < oldest_n:
             mask[span.start : span.start + span.length] = False
     return mask
-

@@ -53,7 +53,10 @@ class Checkpoints:
         with new_directory(self._directory / f"step-{step:06d}") as directory:
             write(directory)
             files = {
-                str(file.relative_to(directory)): {"bytes": file.stat().st_size, "sha256": sha256(file)}
+                str(file.relative_to(directory)): {
+                    "bytes": file.stat().st_size,
+                    "sha256": sha256(file),
+                }
                 for file in sorted(directory.rglob("*"))
                 if file.is_file()
             }
@@ -78,4 +81,6 @@ def _read(path: Path) -> Checkpoint | None:
 
 
 def _matches(file: Path, entry: dict[str, Any]) -> bool:
-    return file.is_file() and file.stat().st_size == entry["bytes"] and sha256(file) == entry["sha256"]
+    return (
+        file.is_file() and file.stat().st_size == entry["bytes"] and sha256(file) == entry["sha256"]
+    )

@@ -6,11 +6,11 @@
                                                                  ▲                  ▲
                                   archived batches after a crash ┘                  └ held back by a settled validation
 
-Consumes complete groups (ledger) and, after a crash, archived batches. Produces batches/, checkpoints/, weights/, metrics/,
-validation/. Waits for groups, and before publishing for a settled validation. Every arrow may be the last thing this
-process does: the next trainer loads the newest checkpoint s, trains the archived batches s+1 … again as they were, and
-goes on from there. What a batch holds is decided once, by `take`; that it is trained is decided by `commit` or, on
-resume, by the checkpoint. So in the line that survives every group is trained exactly once.
+Consumes complete groups (ledger) and, after a crash, archived batches. Produces batches/, checkpoints/, weights/,
+metrics/, validation/. Waits for groups, and before publishing for a settled validation. Every arrow may be the last
+thing this process does: the next trainer loads the newest checkpoint s, trains the archived batches s+1 … again as
+they were, and goes on from there. What a batch holds is decided once, by `take`; that it is trained is decided by
+`commit` or, on resume, by the checkpoint. So in the line that survives every group is trained exactly once.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
+from rljob import telemetry
 from rljob.api.rljob_types import RLJob
 from rljob.clock import Clock
 from rljob.ids import PolicyVersion
 from rljob_trainer.backends.base import Backend, TrainRow
-from rljob_trainer.batch import Group, read_archive
+from rljob_trainer.batch import Group, archived_groups, archived_steps, read_archive
 from rljob_trainer.checkpoint import Checkpoints
 from rljob_trainer.intake import Intake
 from rljob_trainer.metrics import StepLog
-from rljob_trainer.progress import Progress, report_loop
+from rljob_trainer.progress import Progress, report, report_loop
 from rljob_trainer.publish import Publisher, first_canary
-from rljob_trainer.step import StepResult, train_on
+from rljob_trainer.step import train_on
 from rljob_trainer.validation import Validator
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from rljob.weights import WeightStore
 
 T = TypeVar("T")
+_REASSERTED_STEPS = 256
+"""Archived batches that a resume names to the ledger: far more than a store that lost writes can have lost."""
 log = structlog.get_logger()
 
 
@@ -73,11 +76,13 @@ class Trainer:
         try:
             return await asyncio.get_running_loop().run_in_executor(self.thread, call, *arguments)
         finally:
-            self.progress.spend(what, time.monotonic() - began)
+            seconds = time.monotonic() - began
+            self.progress.spend(what, seconds)
+            telemetry.TRAINER_PHASE_SECONDS.observe(seconds, phase=what)
 
 
 async def train(trainer: Trainer) -> None:
-    """Start the backend and train to the last step. A background task that fails ends the whole."""
+    """Train to the last step and say that the job succeeded. A background task that fails ends it."""
     async with asyncio.TaskGroup() as tasks:
         reports = tasks.create_task(report_loop(trainer.ledger, trainer.progress, trainer.clock))
         await start(trainer)
@@ -93,6 +98,8 @@ async def train(trainer: Trainer) -> None:
         )
         await step_loop(trainer, validator)
         reports.cancel()
+    await report(trainer.ledger, trainer.progress)
+    await trainer.ledger.finish(trainer.incarnation, "Succeeded")
 
 
 async def start(trainer: Trainer) -> None:
@@ -101,64 +108,83 @@ async def start(trainer: Trainer) -> None:
     trainer.progress.waiting_for = f"starting backend {spec.backend}"
     model = trainer.artifacts / "prepared" / "model"
     begin = trainer.backend.start
-    await trainer.blocking("starting", begin, model, spec.replicas, spec.optimizer, spec.micro_batch_tokens, spec.seed)
+    await trainer.blocking(
+        "starting", begin, model, spec.replicas, spec.optimizer, spec.micro_batch_tokens, spec.seed
+    )
     trainer.progress.waiting_for = ""
 
 
 async def step_loop(trainer: Trainer, validator: Validator) -> None:
     """See the module's picture."""
-    spec = trainer.job.spec.trainer
-    checkpoints = Checkpoints(trainer.artifacts, spec.checkpoint.keep)
-    steps = StepLog(trainer.artifacts)
-    publisher = Publisher(trainer.backend, trainer.store, trainer.scratch, first_canary(trainer.artifacts / "prepared"))
-    intake = Intake(
-        trainer.ledger, trainer.incarnation, trainer.artifacts, spec.groups_per_step, trainer.progress, trainer.clock
+    spec, artifacts = trainer.job.spec.trainer, trainer.artifacts
+    checkpoints, steps = Checkpoints(artifacts, spec.checkpoint.keep), StepLog(artifacts)
+    publisher = Publisher(
+        trainer.backend, trainer.store, trainer.scratch, first_canary(artifacts / "prepared")
     )
+    intake = Intake(
+        trainer.ledger,
+        trainer.incarnation,
+        artifacts,
+        spec.groups_per_step,
+        trainer.progress,
+        trainer.clock,
+    )
+    resumed, archived = await resume(trainer, checkpoints, steps)
+    # Version 0 is scored before it is gone; otherwise nothing is published before the last archived batch is trained.
+    if resumed == archived or validator.is_pending(resumed):
+        await publish_and_commit(trainer, publisher, resumed)
+        await validator.open_if_due(resumed, trainer.version)
 
-    trained = await resume(trainer, checkpoints, steps)
-    await publish(trainer, publisher, trained)
-    await trainer.ledger.commit(trainer.incarnation, trained, trainer.version, trainer.digest)
-    await validator.open_if_due(trained, trainer.version)
-
-    for step in range(trained + 1, spec.steps + 1):
-        groups = await intake.next_batch(step)
-        result = await train_step(trainer, step, groups)
+    for step in range(resumed + 1, spec.steps + 1):
+        groups = (
+            read_archive(artifacts, step) if step <= archived else await intake.next_batch(step)
+        )
+        record = await train_step(trainer, step, groups)
         if step % spec.checkpoint.every_steps == 0 or step == spec.steps:
-            await save(trainer, checkpoints, result.record)
-        if step % spec.weights.publish_every_steps == 0 or step == spec.steps:
+            await save(trainer, checkpoints, record)
+        if step < archived:
+            steps.append(record)
+            continue
+        if step % spec.weights.publish_every_steps == 0 or step in (archived, spec.steps):
             await validator.settled()
-            await publish(trainer, publisher, step)
-        await trainer.ledger.commit(trainer.incarnation, step, trainer.version, trainer.digest)
-        steps.append(result.record)
-        await validator.open_if_due(step, trainer.version)
+            await publish_and_commit(trainer, publisher, step)
+        else:
+            await commit(trainer, step)
+        steps.append(record)
+        if step == archived:
+            await validator.open_again(resumed, step, trainer.version)
+        else:
+            await validator.open_if_due(step, trainer.version)
     await validator.finished()
 
 
-async def resume(trainer: Trainer, checkpoints: Checkpoints, steps: StepLog) -> int:
-    """Load the newest checkpoint, train the archived batches after it again, and give the number of steps trained."""
+async def resume(trainer: Trainer, checkpoints: Checkpoints, steps: StepLog) -> tuple[int, int]:
+    """Load the newest checkpoint and tell the ledger. Gives its step, and the last step whose batch is archived."""
     found = checkpoints.newest()
     if found is not None:
+        trainer.progress.waiting_for = f"loading the checkpoint of step {found.step}"
         await trainer.blocking("starting", trainer.backend.load, found.path)
-    step = found.step if found else 0
-    await trainer.ledger.resume(trainer.incarnation, step)
-    steps.rewind(step, found.state.get("record") if found else None)
-    while step < trainer.job.spec.trainer.steps and (groups := read_archive(trainer.artifacts, step + 1)) is not None:
-        step += 1
-        trainer.progress.waiting_for = f"replaying archived batch {step}"
-        await trainer.ledger.archived(trainer.incarnation, step)
-        result = await train_step(trainer, step, groups)
-        steps.append(result.record)
-    return step
+        trainer.progress.waiting_for = ""
+    resumed = found.step if found else 0
+    archived = archived_steps(trainer.artifacts, resumed)
+    groups = archived_groups(trainer.artifacts, archived, _REASSERTED_STEPS)
+    await trainer.ledger.resume(
+        trainer.incarnation, resumed, archived_step=archived, archived_groups=groups
+    )
+    steps.rewind(resumed, found.state.get("record") if found else None)
+    log.info("resumed", checkpoint=resumed, archived=archived)
+    return resumed, archived
 
 
-async def train_step(trainer: Trainer, step: int, groups: list[Group]) -> StepResult:
-    """One optimizer step, told to whoever watches."""
-    trainer.progress.waiting_for = ""
-    result = await trainer.blocking("training", train_on, trainer.backend, trainer.job, step, groups)
+async def train_step(trainer: Trainer, step: int, groups: list[Group]) -> dict[str, Any]:
+    """One optimizer step, told to whoever watches. Gives its record."""
+    result = await trainer.blocking(
+        "training", train_on, trainer.backend, trainer.job, step, groups
+    )
     trainer.rows = result.rows
     trainer.progress.tell(result.record)
     log.info("trained", **result.record)
-    return result
+    return result.record
 
 
 async def save(trainer: Trainer, checkpoints: Checkpoints, record: dict[str, Any]) -> None:
@@ -170,14 +196,25 @@ async def save(trainer: Trainer, checkpoints: Checkpoints, record: dict[str, Any
         "sampler": {"seed": data.seed, "source": data.source, "steps": record["step"]},
         "record": record,
     }
-    await trainer.blocking("checkpoint", checkpoints.save, record["step"], trainer.backend.save, state)
+    await trainer.blocking(
+        "checkpoint", checkpoints.save, record["step"], trainer.backend.save, state
+    )
 
 
-async def publish(trainer: Trainer, publisher: Publisher, step: int) -> None:
-    """Publish the present weights as `{incarnation}-{step}`; the commit that follows makes them the policy."""
+async def publish_and_commit(trainer: Trainer, publisher: Publisher, step: int) -> None:
+    """Publish the present weights as `{incarnation}-{step}`, make them the policy, and prune older ones."""
     version = PolicyVersion(trainer.incarnation, step)
     trainer.digest = await trainer.blocking("publishing", publisher.publish, version, trainer.rows)
     trainer.version = version
+    await commit(trainer, step)
     held = await trainer.ledger.held_versions()
-    keep = trainer.job.spec.trainer.weights.keep
-    await trainer.blocking("publishing", trainer.store.prune, keep, held)
+    await trainer.blocking(
+        "publishing", trainer.store.prune, trainer.job.spec.trainer.weights.keep, held
+    )
+
+
+async def commit(trainer: Trainer, step: int) -> None:
+    """`step` is trained and the newest published version is the policy: one write."""
+    await trainer.ledger.commit(trainer.incarnation, step, trainer.version, trainer.digest)
+    telemetry.TRAINER_STEP.set(step)
+    telemetry.POLICY_VERSION.set(trainer.version.n)

@@ -1,6 +1,7 @@
 """`python -m rljob_trainer.main`: the trainer component.
 
-Exit codes: 0 the job is trained, or SIGTERM; 2 bad input (the last line of stderr says which); 3 fenced by a newer trainer.
+Exit codes: 0 the job is trained, or SIGTERM; 2 bad input (the last line of stderr says which); 3 fenced by a newer
+trainer.
 Any other end is a crash, from which the next start resumes.
 """
 
@@ -21,6 +22,7 @@ from rljob.errors import FencedError, MachineError, UserError
 from rljob.ids import new_boot_id
 from rljob.settings import Settings
 from rljob_trainer.backends.base import create
+from rljob_trainer.checkpoint import Checkpoints
 from rljob_trainer.loop import Trainer, train
 from rljob_trainer.progress import Progress
 
@@ -80,12 +82,16 @@ async def run(settings: Settings) -> None:
         stack.enter_context(serve(settings))
         ledger = await Ledger.connect(settings.redis_url, job.name)
         stack.push_async_callback(ledger.aclose)
-        if await ledger.finished() is not None:
+        await ledger.initialise(
+            LedgerConfig.from_job(job, rows["train"]["rows"], rows["train"]["sha256"])
+        )
+        if (
+            await ledger.finished() == "Succeeded"
+            and (await ledger.policy()).step >= job.spec.trainer.steps
+        ):
             log.info("finished before")
             return
-        await ledger.initialise(LedgerConfig.from_job(job, rows["train"]["rows"], rows["train"]["sha256"]))
         await _train(settings, ledger, rows.get("validation", {}).get("rows", 0))
-        await ledger.finish("Succeeded")
 
 
 async def _train(settings: Settings, ledger: Ledger, num_validation_rows: int) -> None:
@@ -93,7 +99,9 @@ async def _train(settings: Settings, ledger: Ledger, num_validation_rows: int) -
 
     job, artifacts, spec = settings.job(), Path(settings.artifacts), settings.job().spec.trainer
     progress = Progress()
-    incarnation = await ledger.open_trainer(new_boot_id())
+    newest = Checkpoints(artifacts, spec.checkpoint.keep).newest()
+    at_least = int(newest.state["incarnation"]) if newest else 0
+    incarnation = await ledger.open_trainer(new_boot_id(), at_least=at_least)
     log.info("started", incarnation=incarnation, backend=spec.backend)
     trainer = Trainer(
         job=job,
@@ -114,7 +122,11 @@ def _prepared_rows(artifacts: Path) -> dict[str, Any]:
     try:
         return json.loads((artifacts / "prepared" / "manifest.json").read_text())
     except OSError as error:
-        raise MachineError(str(artifacts / "prepared"), f"not prepared ({error.strerror})", "run the prepare component first") from None
+        raise MachineError(
+            str(artifacts / "prepared"),
+            f"not prepared ({error.strerror})",
+            "run the prepare component first",
+        ) from None
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Numbers about training: the statistics of a score, the line per step, and what the trainer says it is doing.
 
-    metrics/steps.jsonl        one line per trained step, in order, each step once in the surviving line
-    metrics/validation.jsonl   one line per validation
+metrics/steps.jsonl        one line per trained step, in order, each step once in the surviving line
+metrics/validation.jsonl   one line per validation
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class StepLog:
         self._path = artifacts / "metrics" / "steps.jsonl"
 
     def rewind(self, step: int, last: dict[str, Any] | None) -> None:
-        """Keep the lines up to `step`; add `last`, the checkpoint's own copy of that step's line, where it is missing."""
+        """Keep the lines up to `step`; add `last`, the checkpoint's copy of that step's line, if missing."""
         lines = [line for line in read_lines(self._path) if line["step"] <= step]
         if last is not None and (not lines or lines[-1]["step"] < last["step"]):
             lines.append(last)
@@ -87,7 +87,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _last_byte(file: Any) -> bytes:  # noqa: ANN401 - any binary file
+def _last_byte(file: Any) -> bytes:
     file.seek(-1, 2)
     return file.read(1)
 
@@ -96,7 +96,7 @@ def _line(record: dict[str, Any]) -> bytes:
     return json.dumps(_finite(record), separators=(",", ":")).encode() + b"\n"
 
 
-def _finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+def _finite(value: Any) -> Any:
     """JSON has no NaN: readers in other languages would refuse the whole line."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}

@@ -12,6 +12,7 @@ import structlog
 
 from rljob.clock import Clock
 from rljob.errors import StoreError
+from rljob.ledger.types import Report
 
 if TYPE_CHECKING:
     from rljob.ledger import Ledger
@@ -25,6 +26,8 @@ class Progress:
     """The present state, written by whoever knows it, read by `report_loop`."""
 
     waiting_for: str = "starting"
+    validation: str = ""
+    """How far a settled validation is; shown while the loop itself waits for nothing else."""
     facts: dict[str, float | str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds spent since the start: waiting, training, publishing, checkpoint."""
@@ -33,7 +36,9 @@ class Progress:
         """Take over the numbers of a step."""
         told = ("step", "reward_mean", "loss", "grad_norm", "staleness_mean", "staleness_max")
         self.facts.update({name: float(record[name]) for name in told if name in record})
-        self.facts["tokens_trained"] = float(self.facts.get("tokens_trained", 0.0)) + record["trained_tokens"]
+        self.facts["tokens_trained"] = (
+            float(self.facts.get("tokens_trained", 0.0)) + record["trained_tokens"]
+        )
 
     def spend(self, what: str, seconds: float) -> None:
         """Add to a sum of seconds."""
@@ -43,11 +48,15 @@ class Progress:
 
 async def report_loop(ledger: Ledger, progress: Progress, clock: Clock) -> None:
     """Report until cancelled."""
-    from rljob.ledger.types import Report
-
     while True:
-        try:
-            await ledger.report("trainer", Report(waiting_for=progress.waiting_for, facts=dict(progress.facts)))
-        except StoreError as error:
-            log.warning("report skipped", error=str(error))
+        await report(ledger, progress)
         await clock.sleep(REPORT_SECONDS)
+
+
+async def report(ledger: Ledger, progress: Progress) -> None:
+    """Report once."""
+    waiting_for = progress.waiting_for or progress.validation
+    try:
+        await ledger.report("trainer", Report(waiting_for=waiting_for, facts=dict(progress.facts)))
+    except StoreError as error:
+        log.warning("report skipped", error=str(error))

@@ -10,15 +10,13 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from rljob.ids import PolicyVersion
+from rljob.weights import Canary, WeightStore
 from rljob_trainer.backends.base import Backend, TrainRow
-
-if TYPE_CHECKING:
-    from rljob.weights import WeightStore
 
 _CANARY_PROMPT_TOKENS = 192
 _CANARY_SCORED_TOKENS = 64
@@ -27,19 +25,22 @@ _CANARY_SCORED_TOKENS = 64
 class Publisher:
     """Publishes versions and chooses canaries. Every call blocks."""
 
-    def __init__(self, backend: Backend, store: WeightStore, scratch: Path, canary: TrainRow) -> None:
+    def __init__(
+        self, backend: Backend, store: WeightStore, scratch: Path, canary: TrainRow
+    ) -> None:
         self._backend, self._store, self._scratch = backend, store, scratch
         self._canary = canary
         self._previous: list[float] | None = None
 
     def publish(self, version: PolicyVersion, rows: Sequence[TrainRow]) -> str:
         """Write `weights/{version}`, and choose the canary of the next version from `rows`. Gives the digest."""
-        canary = {
-            "prompt_ids": [int(token) for token in self._canary.tokens[: self._canary.prompt_length]],
-            "token_ids": [int(token) for token in self._canary.tokens[self._canary.prompt_length :]],
-            "logprobs": self._score(),
-            "previous_logprobs": self._previous,
-        }
+        tokens, prompt = self._canary.tokens.tolist(), self._canary.prompt_length
+        canary = Canary(
+            prompt_ids=tokens[:prompt],
+            token_ids=tokens[prompt:],
+            logprobs=self._score(),
+            previous_logprobs=self._previous,
+        )
         export = self._scratch / f"export-{version}"
         shutil.rmtree(export, ignore_errors=True)
         try:
@@ -57,22 +58,25 @@ class Publisher:
 
 
 def choose_canary(rows: Sequence[TrainRow]) -> TrainRow | None:
-    """The start of the shortest row among those with the largest advantage: what training moves most, cheap to score."""
+    """The start of the shortest row with the largest advantage: what training moves most, cheap to score."""
     row = max(rows, key=lambda row: (abs(row.advantage), -len(row.tokens)), default=None)
     if row is None:
         return None
     first = int(np.flatnonzero(row.mask)[0]) + row.prompt_length
-    return canary_row(row.tokens[max(0, first - _CANARY_PROMPT_TOKENS) : first + _CANARY_SCORED_TOKENS], min(first, _CANARY_PROMPT_TOKENS))
+    return canary_row(
+        row.tokens[max(0, first - _CANARY_PROMPT_TOKENS) : first + _CANARY_SCORED_TOKENS],
+        min(first, _CANARY_PROMPT_TOKENS),
+    )
 
 
 def first_canary(prepared: Path) -> TrainRow:
     """A canary before anything was sampled: the first training row's prompt, its later half scored."""
-    ids = _prompt_ids(prepared)[: _CANARY_SCORED_TOKENS]
+    ids = _prompt_ids(prepared)[:_CANARY_SCORED_TOKENS]
     ids = ids if len(ids) >= 2 else [1, 2, 3, 4, 5, 6, 7, 8]
     return canary_row(np.asarray(ids, dtype=np.int32), max(1, len(ids) // 2))
 
 
-def canary_row(tokens: Any, prompt_length: int) -> TrainRow:  # noqa: ANN401 - any integer array
+def canary_row(tokens: Any, prompt_length: int) -> TrainRow:
     """Tokens as a row whose every later token is scored."""
     scored = len(tokens) - prompt_length
     return TrainRow(

@@ -34,12 +34,23 @@ def train_on(backend: Backend, job: RLJob, step: int, groups: Sequence[Group]) -
     """Train the batch of `step`. Blocks."""
     began = time.monotonic()
     spec = job.spec
-    oldest = step - 1 - spec.rollout.staleness_bound if spec.rollout.stale_policy == "mask" else None
+    oldest = (
+        step - 1 - spec.rollout.staleness_bound if spec.rollout.stale_policy == "mask" else None
+    )
     advantages = episode_advantages(backend, groups, spec.trainer.algorithm)
     rows = rows_of(groups, advantages, oldest)
     batch = TrainBatch(step=step, rows=rows, temperature=spec.rollout.sampling.temperature)
-    numbers = backend.train_step(batch, spec.trainer.algorithm) if rows else {"loss": 0.0, "grad_norm": 0.0}
-    record = {**describe(step, groups), **numbers, "rows": len(rows), "trained_tokens": batch.num_tokens}
+    numbers = (
+        backend.train_step(batch, spec.trainer.algorithm)
+        if rows
+        else {"loss": 0.0, "grad_norm": 0.0}
+    )
+    record = {
+        **describe(step, groups),
+        **numbers,
+        "rows": len(rows),
+        "trained_tokens": batch.num_tokens,
+    }
     record["seconds_training"] = round(time.monotonic() - began, 4)
     return StepResult(record, rows)
 
@@ -48,7 +59,9 @@ def describe(step: int, groups: Sequence[Group]) -> dict[str, Any]:
     """What a batch is made of. Staleness is counted against the version being trained, n = step - 1."""
     episodes = [trajectory for group in groups for trajectory in group.trajectories]
     rewards = [trajectory.reward for trajectory in episodes]
-    mixed = sum(len({trajectory.reward for trajectory in group.trajectories}) > 1 for group in groups)
+    mixed = sum(
+        len({trajectory.reward for trajectory in group.trajectories}) > 1 for group in groups
+    )
     return {
         "step": step,
         "groups": len(groups),
@@ -65,7 +78,12 @@ def describe(step: int, groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def _staleness(step: int, episodes: Sequence[Trajectory]) -> dict[str, float]:
-    spans = [span for trajectory in episodes for chain in trajectory.chains for span in chain.version_spans]
+    spans = [
+        span
+        for trajectory in episodes
+        for chain in trajectory.chains
+        for span in chain.version_spans
+    ]
     tokens = sum(span.length for span in spans)
     total = sum((step - 1 - span.n) * span.length for span in spans)
     return {

@@ -1,4 +1,4 @@
-"""Fakes for tests of this room: a ledger in memory that answers a trainer as the real one does, jobs and trajectories."""
+"""Fakes for tests of this room: a ledger in memory that answers a trainer as the real one does, jobs, trajectories."""
 
 from __future__ import annotations
 
@@ -30,11 +30,23 @@ def job(**trainer: Any) -> RLJob:
         "trainer": {"backend": "simulated", "steps": 4, "groupsPerStep": 2, **trainer},
         "sandboxPools": [{"name": "p"}],
     }
-    manifest = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "j"}, "spec": spec}
+    manifest = {
+        "apiVersion": "rljob.dev/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"name": "j"},
+        "spec": spec,
+    }
     return RLJob.model_validate(manifest)
 
 
-def chain(n: int = 0, prompt: int = 5, actions: int = 4, tool: int = 0, incarnation: int = 1, seed: int = 0) -> Chain:
+def chain(
+    n: int = 0,
+    prompt: int = 5,
+    actions: int = 4,
+    tool: int = 0,
+    incarnation: int = 1,
+    seed: int = 0,
+) -> Chain:
     """A chain: prompt, half of the actions, tool output, the other half."""
     rng = random.Random(f"{n}/{prompt}/{actions}/{tool}/{seed}")
     first = actions // 2 if tool else actions
@@ -52,7 +64,9 @@ def chain(n: int = 0, prompt: int = 5, actions: int = 4, tool: int = 0, incarnat
     )
 
 
-def trajectory(episode: str, reward: float, chains: Sequence[Chain] | None = None, **fields: Any) -> Trajectory:
+def trajectory(
+    episode: str, reward: float, chains: Sequence[Chain] | None = None, **fields: Any
+) -> Trajectory:
     """A finished episode."""
     name = EpisodeId.parse(episode)
     known: dict[str, Any] = {
@@ -62,7 +76,9 @@ def trajectory(episode: str, reward: float, chains: Sequence[Chain] | None = Non
         "task": "t",
         "reward": reward,
         "outcome": "completed",
-        "chains": list(chains) if chains is not None else [chain(seed=name.group.row_index * 100 + name.member)],
+        "chains": list(chains)
+        if chains is not None
+        else [chain(seed=name.group.row_index * 100 + name.member)],
         "turns": 2,
         "tool_calls": 2,
         "started_at": 1.0,
@@ -85,7 +101,9 @@ class FakeLedger:
         self.commits: list[tuple[int, PolicyVersion, str]] = []
         self.taken: dict[int, list[TakenGroup]] = {}
         self.archived_steps: list[int] = []
-        self.resumed: list[int] = []
+        self.resumed: list[tuple[int, int | None]] = []
+        self.archived_step = 0
+        self.rejected: list[GroupId] = []
         self.reports: list[Report] = []
         self.empty_takes = 0
         self.next_row = 0
@@ -99,21 +117,38 @@ class FakeLedger:
         if incarnation != self.incarnation:
             raise FencedError(f"incarnation {incarnation} is not {self.incarnation}")
 
-    async def open_trainer(self, boot_id: str) -> int:
+    async def open_trainer(self, boot_id: str, *, at_least: int = 0) -> int:
         self.incarnation += 1
         return self.incarnation
 
-    async def resume(self, incarnation: int, step: int) -> None:
+    async def resume(
+        self,
+        incarnation: int,
+        step: int,
+        *,
+        archived_step: int | None = None,
+        archived_groups: Sequence[GroupId] = (),
+    ) -> None:
         self._fence(incarnation)
-        self.resumed.append(step)
-        self.step = step
+        self.resumed.append((step, archived_step))
+        self.step, self.archived_step = step, archived_step or step
+        assert set(archived_groups) >= {
+            group.group for s in range(1, self.archived_step + 1) for group in self.taken[s]
+        }
 
     async def take(self, incarnation: int, step: int, groups: int) -> TakeReply:
         self._fence(incarnation)
-        assert step == self.step + 1, f"take({step}) after {self.step}"
+        assert step == self.archived_step + 1, (
+            f"take({step}) after {self.archived_step} was archived"
+        )
         if self.empty_takes:
             self.empty_takes -= 1
-            return TakeReply(groups=None, reason="groups", retry_after_seconds=0.01, facts={"need": groups, "ready": 1})
+            return TakeReply(
+                groups=None,
+                reason="groups",
+                retry_after_seconds=0.01,
+                facts={"need": groups, "ready": 1},
+            )
         if step not in self.taken:
             self.taken[step] = [self._group() for _ in range(groups)]
         return TakeReply(groups=self.taken[step])
@@ -123,19 +158,42 @@ class FakeLedger:
         self.next_row += 1
         n = self.version.n if self.version else 0
         members = [EpisodeId(group, member) for member in range(self.group_size)]
-        made = [trajectory(str(name), float(name.member % 2), [chain(n=n, seed=group.major)]) for name in members]
+        made = [
+            trajectory(str(name), float(name.member % 2), [chain(n=n, seed=group.major)])
+            for name in members
+        ]
         return TakenGroup(group=group, payloads=[pack(item) for item in made], evictions=0)
 
     async def archived(self, incarnation: int, step: int) -> None:
         self._fence(incarnation)
         self.archived_steps.append(step)
+        self.archived_step = step
 
-    async def commit(self, incarnation: int, step: int, version: PolicyVersion, digest: str) -> None:
+    async def reject(
+        self,
+        incarnation: int,
+        step: int,
+        groups: Sequence[GroupId],
+        reason: str,
+        evidence: str = "",
+    ) -> None:
+        self._fence(incarnation)
+        self.rejected += groups
+        kept = [taken for taken in self.taken[step] if taken.group not in groups]
+        self.taken[step] = kept + [self._group() for _ in groups]
+
+    async def finish(self, incarnation: int, phase: str, message: str = "") -> None:
+        self._fence(incarnation)
+        self.phase = phase
+
+    async def commit(
+        self, incarnation: int, step: int, version: PolicyVersion, digest: str
+    ) -> None:
         self._fence(incarnation)
         if self.fail_at == ("commit", step):
             self.fail_at = None
             raise StoreError(f"commit {step}")
-        assert step in (self.step, self.step + 1) or not self.commits or self.resumed
+        assert self.step <= step <= self.archived_step
         self.step, self.version = step, version
         self.commits.append((step, version, digest))
 
@@ -147,20 +205,40 @@ class FakeLedger:
         self.reports.append(report)
 
     async def open_validation(
-        self, incarnation: int, step: int, version: PolicyVersion, rows: int, samples_per_prompt: int, settled: bool
+        self,
+        incarnation: int,
+        step: int,
+        version: PolicyVersion,
+        rows: int,
+        samples_per_prompt: int,
+        settled: bool,
     ) -> None:
         self._fence(incarnation)
-        names = [EpisodeId(GroupId("v", step, row), m) for row in range(rows) for m in range(samples_per_prompt)]
-        entry = {"version": version, "settled": settled, "todo": names, "out": [], "done": 0, "dead": 0, "open": True}
+        names = [
+            EpisodeId(GroupId("v", step, row), m)
+            for row in range(rows)
+            for m in range(samples_per_prompt)
+        ]
+        entry = {
+            "version": version,
+            "settled": settled,
+            "todo": names,
+            "out": [],
+            "done": 0,
+            "dead": 0,
+            "open": True,
+        }
         self.validations[step] = {**entry, "total": len(names)}
 
-    def finish_validation(self, step: int, episodes: int, reward: float = 1.0, dead: int = 0) -> None:
+    def finish_validation(
+        self, step: int, episodes: int, reward: float = 1.0, dead: int = 0
+    ) -> None:
         """Complete so many of the open episodes of a validation, and give up `dead` more."""
         run = self.validations[step]
         for _ in range(min(episodes, len(run["todo"]))):
             name = run["todo"].pop(0)
             made = trajectory(str(name), reward, [chain(n=run["version"].n)])
-            run["out"].append((f"{len(run['out'])}-0", pack(made)))
+            run["out"].append((f"{len(run['out']):09d}-0", pack(made)))
             run["done"] += 1
         run["dead"] += dead
 
@@ -169,11 +247,11 @@ class FakeLedger:
         counts = {name: run[name] for name in ("total", "done", "dead", "open", "settled")}
         return ValidationStatus(step=step, **counts)
 
-    async def drain_validation(self, incarnation: int, step: int) -> list[tuple[str, bytes]]:
+    async def drain_validation(
+        self, incarnation: int, step: int, *, after: str = ""
+    ) -> list[tuple[str, bytes]]:
         self._fence(incarnation)
-        run = self.validations[step]
-        out, run["out"] = run["out"], []
-        return out
+        return [entry for entry in self.validations[step]["out"] if entry[0] > after]
 
     async def close_validation(self, incarnation: int, step: int) -> None:
         self._fence(incarnation)

@@ -1,10 +1,9 @@
 """Validation: episodes on held-out rows, scored against one version or a span of them.
 
-    open ─► the ledger leases its episodes to engines ─► drain (1/s) ─► done, dead or stalled ─► close ─► score
-                                                            │
-                                                            └─► .partial-step-N.bin, so that a crash loses no record
+    open ─► the ledger leases its episodes to engines ─► drain (2/s) ─► done, dead or stalled ─► files ─► score ─► close
 
-Produces validation/step-N.bin (as groups.bin of a batch), validation/step-N.jsonl and a line of metrics/validation.jsonl.
+Produces validation/step-N.bin (records as in groups.bin of a batch), validation/step-N.jsonl and a line of
+metrics/validation.jsonl. Drained episodes stay in the ledger until `close`, so a crash before it loses none.
 The first and the last run on a *settled* version: engines must stay on it, so `settled` holds back the next publication
 until that run is done or has stalled. The others run in flight and record the span of versions that they saw.
 One validation runs at a time; one that falls due while another runs is left out, and said so.
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import struct
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,12 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from rljob import telemetry
 from rljob.api.rljob_types import RLJob
 from rljob.clock import Clock
 from rljob.codec import unpack
 from rljob.errors import CorruptError
 from rljob.ids import EpisodeId, PolicyVersion
 from rljob.trajectory import Trajectory
+from rljob_trainer.batch import LENGTH
 from rljob_trainer.files import write_atomic
 from rljob_trainer.metrics import append_line, mean, pass_at, read_lines, wilson_interval
 from rljob_trainer.progress import Progress
@@ -36,7 +36,6 @@ from rljob_trainer.progress import Progress
 if TYPE_CHECKING:
     from rljob.ledger import Ledger
 
-_LENGTH = struct.Struct("<I")
 _POLL_SECONDS = 0.5
 _PASS_REWARD = 1.0 - 1e-9
 log = structlog.get_logger()
@@ -85,9 +84,16 @@ class Validator:
         self._num_rows, self._spawn, self._progress, self._clock = num_rows, spawn, progress, clock
         self._run: _Run | None = None
 
+    def is_pending(self, step: int) -> bool:
+        """Whether the validation of `step` is due and not on record yet."""
+        if self._spec is None or self._num_rows == 0:
+            return False
+        is_due = step in (0, self._steps) or step % self._spec.every_steps == 0
+        return is_due and all(line["step"] != step for line in read_lines(self._metrics_path))
+
     async def open_if_due(self, step: int, version: PolicyVersion) -> None:
-        """Start the validation of `step` where one is due and not on record yet."""
-        if not self._is_due(step) or self._is_recorded(step):
+        """Start the validation of `step` where one is pending."""
+        if not self.is_pending(step):
             return
         is_last = step == self._steps
         if is_last:
@@ -95,9 +101,25 @@ class Validator:
         if self._run is not None:
             log.warning("validation left out", step=step, still_running=self._run.step)
             return
-        run = _Run(step, version, settled=is_last or step == 0)
+        await self._open(_Run(step, version, settled=is_last or step == 0))
+
+    async def open_again(self, resumed: int, step: int, version: PolicyVersion) -> None:
+        """After a resume from checkpoint `resumed`, at `step`: go on with what its trainer left, in flight.
+
+        The run of a step that was trained again is gone, with the weights that it scored: the present ones are scored.
+        """
+        missed = next((due for due in range(step, 0, -1) if self.is_pending(due)), None)
+        if missed is None or missed == step:
+            await self.open_if_due(step, version)
+        elif missed > resumed:
+            await self._open(_Run(step, version, settled=False))
+        elif (await self._ledger.validation(missed)).open:
+            await self._open(_Run(missed, version, settled=False))
+
+    async def _open(self, run: _Run) -> None:
         samples = self._spec.samples_per_prompt if self._spec else 1
-        await self._ledger.open_validation(self._incarnation, step, version, self._num_rows, samples, run.settled)
+        arguments = (self._incarnation, run.step, run.version, self._num_rows, samples, run.settled)
+        await self._ledger.open_validation(*arguments)
         self._run = run
         self._spawn(self._follow(run))
 
@@ -111,66 +133,60 @@ class Validator:
         if self._run is not None:
             await self._run.done.wait()
 
-    def _is_due(self, step: int) -> bool:
-        if self._spec is None or self._num_rows == 0:
-            return False
-        return step in (0, self._steps) or step % self._spec.every_steps == 0
-
-    def _is_recorded(self, step: int) -> bool:
-        return any(line["step"] == step for line in read_lines(self._metrics_path))
-
     @property
     def _metrics_path(self) -> Path:
         return self._artifacts / "metrics" / "validation.jsonl"
 
     async def _follow(self, run: _Run) -> None:
-        files = _Files(self._artifacts, run.step)
-        seen, since = -1, self._clock.monotonic()
-        while True:
+        records, after = _Records(), ""
+        ended, seen, since = 0, -1, self._clock.monotonic()
+        while self._clock.monotonic() - since <= self._stall_seconds:
             status = await self._ledger.validation(run.step)
-            files.add([payload for _, payload in await self._ledger.drain_validation(self._incarnation, run.step)])
+            drained = await self._ledger.drain_validation(self._incarnation, run.step, after=after)
+            after = drained[-1][0] if drained else after
+            records.add([payload for _, payload in drained])
             ended = status.done + status.dead
-            self._progress.facts["validation"] = f"{ended} of {status.total}"
-            if run.settled:
-                self._progress.waiting_for = self._progress.waiting_for or f"validation: {ended} of {status.total}"
-            if ended >= status.total or self._clock.monotonic() - since > self._stall_seconds:
+            self._tell(run, ended, status.total)
+            if ended >= status.total:
                 break
             if ended != seen:
                 seen, since = ended, self._clock.monotonic()
             await self._clock.sleep(_POLL_SECONDS)
-        if ended < status.total:
-            log.warning("validation stalled", step=run.step, done=ended, total=status.total)
-        await self._close(run, files, status.total)
+        else:
+            log.warning("validation stalled", step=run.step, done=ended, rows=self._num_rows)
+        await self._close(run, records)
 
-    async def _close(self, run: _Run, files: _Files, total: int) -> None:
-        await self._ledger.close_validation(self._incarnation, run.step)
-        files.finish()
-        k = self._spec.pass_at if self._spec else [1]
-        samples = self._spec.samples_per_prompt if self._spec else 1
-        record = {
+    def _tell(self, run: _Run, ended: int, total: int) -> None:
+        self._progress.facts.update(validation_done=float(ended), validation_total=float(total))
+        self._progress.validation = f"validation: {ended} of {total}" if run.settled else ""
+
+    async def _close(self, run: _Run, records: _Records) -> None:
+        assert self._spec is not None
+        samples = self._spec.samples_per_prompt
+        record: dict[str, Any] = {
             "step": run.step,
             "version": str(run.version),
             "settled": run.settled,
-            **score(files.trajectories, total, samples, k),
+            "time": self._clock.now(),
+            **score(records.trajectories, self._num_rows * samples, samples, self._spec.pass_at),
         }
+        records.write(self._artifacts / "validation", run.step)
         append_line(self._metrics_path, record)
+        await self._ledger.close_validation(self._incarnation, run.step)
         log.info("validated", **record)
-        self._progress.facts["validation_score"] = record["score"]
+        telemetry.VALIDATION_SCORE.set(float(record["score"]))
+        telemetry.VALIDATION_STEP.set(run.step)
+        self._progress.facts.update(validation_score=record["score"], validation_total=0.0)
+        self._progress.validation = ""
         self._run = None
         run.done.set()
 
 
-class _Files:
-    """The trajectories of one validation, on disk from the moment they are drained."""
+class _Records:
+    """The episodes of one validation, as drained."""
 
-    def __init__(self, artifacts: Path, step: int) -> None:
-        directory = artifacts / "validation"
-        directory.mkdir(parents=True, exist_ok=True)
-        self._partial = directory / f".partial-step-{step:06d}.bin"
-        self._final = directory / f"step-{step:06d}.bin"
+    def __init__(self) -> None:
         self._by_episode: dict[str, tuple[bytes, Trajectory]] = {}
-        if self._partial.exists():
-            self._collect(split_records(self._partial.read_bytes()))
 
     @property
     def trajectories(self) -> list[Trajectory]:
@@ -178,48 +194,31 @@ class _Files:
         return [trajectory for _, trajectory in self._sorted()]
 
     def add(self, payloads: Sequence[bytes]) -> None:
-        """Keep drained payloads."""
-        if not payloads:
-            return
-        with self._partial.open("ab") as file:
-            file.write(b"".join(_LENGTH.pack(len(payload)) + payload for payload in payloads))
-        self._collect(payloads)
-
-    def finish(self) -> None:
-        """Write the final files."""
-        lines = b"".join(json.dumps(_line(trajectory)).encode() + b"\n" for trajectory in self.trajectories)
-        blob = b"".join(_LENGTH.pack(len(payload)) + payload for payload, _ in self._sorted())
-        write_atomic(self._final, blob)
-        write_atomic(self._final.with_suffix(".jsonl"), lines)
-        self._partial.unlink(missing_ok=True)
-
-    def _sorted(self) -> list[tuple[bytes, Trajectory]]:
-        return [self._by_episode[name] for name in sorted(self._by_episode, key=EpisodeId.parse)]
-
-    def _collect(self, payloads: Sequence[bytes]) -> None:
+        """Keep drained payloads; one that does not decode counts as not come back."""
         for payload in payloads:
             try:
                 trajectory = unpack(payload)
             except CorruptError as error:
                 log.warning("validation record left out", error=str(error))
                 continue
-            self._by_episode.setdefault(trajectory.episode, (payload, trajectory))
+            self._by_episode[trajectory.episode] = (payload, trajectory)
+
+    def write(self, directory: Path, step: int) -> None:
+        """Write `step-N.bin`, then `step-N.jsonl`."""
+        blob = b"".join(LENGTH.pack(len(payload)) + payload for payload, _ in self._sorted())
+        lines = b"".join(
+            json.dumps(_line(trajectory)).encode() + b"\n" for trajectory in self.trajectories
+        )
+        write_atomic(directory / f"step-{step:06d}.bin", blob)
+        write_atomic(directory / f"step-{step:06d}.jsonl", lines)
+
+    def _sorted(self) -> list[tuple[bytes, Trajectory]]:
+        return [self._by_episode[name] for name in sorted(self._by_episode, key=EpisodeId.parse)]
 
 
-def split_records(data: bytes) -> list[bytes]:
-    """The whole records of a length-prefixed file; a torn last one is left out."""
-    records, at = [], 0
-    while at + _LENGTH.size <= len(data):
-        (length,) = _LENGTH.unpack_from(data, at)
-        at += _LENGTH.size
-        if at + length > len(data):
-            break
-        records.append(data[at : at + length])
-        at += length
-    return records
-
-
-def score(trajectories: Sequence[Trajectory], total: int, samples: int, ks: Sequence[int]) -> dict[str, Any]:
+def score(
+    trajectories: Sequence[Trajectory], total: int, samples: int, ks: Sequence[int]
+) -> dict[str, Any]:
     """What a validation says.
 
     Args:
@@ -234,8 +233,12 @@ def score(trajectories: Sequence[Trajectory], total: int, samples: int, ks: Sequ
     for trajectory in trajectories:
         passed[trajectory.row_index] += trajectory.reward >= _PASS_REWARD
     rows = max(1, total // samples)
-    pass_at_k = {str(k): sum(pass_at(k, samples, count) for count in passed.values()) / rows for k in ks}
-    spans = [trajectory.version_range for trajectory in trajectories if trajectory.num_action_tokens]
+    pass_at_k = {
+        str(k): sum(pass_at(k, samples, count) for count in passed.values()) / rows for k in ks
+    }
+    spans = [
+        trajectory.version_range for trajectory in trajectories if trajectory.num_action_tokens
+    ]
     return {
         "score": value,
         "n": total,
@@ -243,7 +246,9 @@ def score(trajectories: Sequence[Trajectory], total: int, samples: int, ks: Sequ
         "ci_low": low,
         "ci_high": high,
         "mean_turns": mean(trajectory.turns for trajectory in trajectories),
-        "versions": [min(low for low, _ in spans), max(high for _, high in spans)] if spans else None,
+        "versions": [min(low for low, _ in spans), max(high for _, high in spans)]
+        if spans
+        else None,
         "pass_at": pass_at_k,
     }
 

@@ -41,14 +41,23 @@ async def test_every_step_is_archived_trained_published_and_committed(tmp_path: 
         (step, PolicyVersion(1, step)) for step in range(5)
     ]
     assert ledger.archived_steps == [1, 2, 3, 4]
-    assert [line["step"] for line in read_lines(tmp_path / "metrics" / "steps.jsonl")] == [1, 2, 3, 4]
+    assert [line["step"] for line in read_lines(tmp_path / "metrics" / "steps.jsonl")] == [
+        1,
+        2,
+        3,
+        4,
+    ]
     assert [path.name for path in sorted((tmp_path / "batches").iterdir())] == [
         f"step-{step:06d}" for step in range(1, 5)
     ]
 
 
-async def test_a_new_trainer_continues_from_checkpoint_and_archive_to_the_same_weights(tmp_path: Path) -> None:
-    whole = await make_trainer(tmp_path / "whole", FakeLedger(), steps=6, checkpoint={"everySteps": 2})
+async def test_a_new_trainer_continues_from_checkpoint_and_archive_to_the_same_weights(
+    tmp_path: Path,
+) -> None:
+    whole = await make_trainer(
+        tmp_path / "whole", FakeLedger(), steps=6, checkpoint={"everySteps": 2}
+    )
     await train(whole)
     ledger = FakeLedger()
     first = await make_trainer(tmp_path / "cut", ledger, steps=6, checkpoint={"everySteps": 2})
@@ -57,11 +66,18 @@ async def test_a_new_trainer_continues_from_checkpoint_and_archive_to_the_same_w
         await train(first)
     second = await make_trainer(tmp_path / "cut", ledger, steps=6, checkpoint={"everySteps": 2})
     await train(second)
-    assert ledger.resumed == [0, 4]
+    assert ledger.resumed == [(0, 0), (4, 5)]
     assert second.backend.history == whole.backend.history
     assert (second.backend.weights == whole.backend.weights).all()
     assert second.version == PolicyVersion(2, 6)
-    assert [line["step"] for line in read_lines(tmp_path / "cut" / "metrics" / "steps.jsonl")] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in read_lines(tmp_path / "cut" / "metrics" / "steps.jsonl")] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+    ]
 
 
 async def test_a_fenced_trainer_ends_with_the_fence(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ class TrainRow:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainBatch:
-    """One optimizer step. Sequence means are means over episodes, so that more chains give an episode no more weight."""
+    """One optimizer step. Sequence means are over episodes: more chains give an episode no more weight."""
 
     step: int
     rows: Sequence[TrainRow]
@@ -64,11 +64,15 @@ class TrainBatch:
 class Backend(Protocol):
     """A model, its optimizer, and the arithmetic between them."""
 
-    def start(self, model: Path, mesh: int, optimizer: Optimizer, micro_batch_tokens: int, seed: int) -> None:
+    def start(
+        self, model: Path, mesh: int, optimizer: Optimizer, micro_batch_tokens: int, seed: int
+    ) -> None:
         """Load the Hugging Face directory `model` onto `mesh` processes and build the optimizer."""
         ...
 
-    def advantages(self, rewards: Sequence[float], groups: Sequence[str], algorithm: Algorithm) -> list[float]:
+    def advantages(
+        self, rewards: Sequence[float], groups: Sequence[str], algorithm: Algorithm
+    ) -> list[float]:
         """One advantage per episode.
 
         Args:

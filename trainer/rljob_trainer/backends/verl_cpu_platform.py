@@ -1,12 +1,14 @@
 """A CPU platform and a CPU engine for verl, which ships neither; both through its public registries.
 
-Import this before any other module of verl, on a machine without an accelerator only: verl picks its platform at import.
+Import this before any other module of verl, on a machine without an accelerator only: verl picks its
+platform at import.
 """
 
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,15 +47,26 @@ _DEVICE_MODULE = SimpleNamespace(
 class CpuPlatform(PlatformBase):
     """One CPU, seen as one device; gloo between processes."""
 
-    device_name = "cpu"
-    vendor_name = "cpu"
-    device_module = _DEVICE_MODULE
+    @property
+    def device_name(self) -> str:
+        """As torch names it."""
+        return "cpu"
+
+    @property
+    def vendor_name(self) -> str:
+        """Chooses among engines of one device."""
+        return "cpu"
+
+    @property
+    def device_module(self) -> Any:
+        """Stands for `torch.cpu`, which lacks most of this."""
+        return _DEVICE_MODULE
 
     def is_available(self) -> bool:
         """A CPU always is."""
         return True
 
-    def current_device(self) -> torch.device:
+    def current_device(self) -> Any:
         """verl hands this to `.to(…)`."""
         return _CPU
 
@@ -93,7 +106,7 @@ class CpuPlatform(PlatformBase):
         """Read by verl, without effect on a CPU."""
         return "CUDA_VISIBLE_DEVICES"
 
-    def nvtx_range(self, msg: str) -> AbstractContextManager[None]:
+    def nvtx_range(self, msg: str) -> Any:
         """No profiler."""
         return nullcontext()
 
@@ -127,49 +140,68 @@ def register_cpu_engine() -> None:
     """Make `EngineRegistry.new` build `CpuEngine` for fsdp2 on a CPU."""
     from verl.workers.engine import EngineRegistry, FSDPEngineWithLMHead
 
-    if "cpu" in EngineRegistry._engines["language_model"]["fsdp2"]:  # noqa: SLF001 - the registry has no other way to ask
+    registered = EngineRegistry._engines  # pyright: ignore[reportPrivateUsage] - it has no other way to ask
+    if "cpu" in registered["language_model"]["fsdp2"]:
         return
+    base: Any = FSDPEngineWithLMHead  # a decorator without annotations hides its type
 
     @EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu")
-    class CpuEngine(FSDPEngineWithLMHead):
-        """verl's engine; log probabilities only where the loss looks, and in one call.
+    class CpuEngine(base):
+        """verl's engine; logits and log probabilities only where the loss looks, and in one call.
 
-        Without flash-attn verl takes the logsumexp of one token at a time: seconds a step where this takes milliseconds.
+        Without flash-attn verl takes the logsumexp of one token at a time: seconds a step, not milliseconds.
         """
 
+        def prepare_model_inputs(self, micro_batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+            """See verl. Where the model can, it computes no logits for the tokens of the shortest prompt."""
+            inputs, arguments = super().prepare_model_inputs(micro_batch)
+            if "logits_to_keep" in signature(self.module.forward).parameters:
+                unread = int(micro_batch["prompts"].offsets().diff().min()) - 1
+                inputs["logits_to_keep"] = inputs["input_ids"].shape[1] - unread
+            return inputs, arguments
+
         def prepare_model_outputs(
-            self, output: Any, output_args: dict[str, Any], micro_batch: Any, logits_processor_func: Any
+            self,
+            output: Any,
+            output_args: dict[str, Any],
+            micro_batch: Any,
+            logits_processor_func: Any,
         ) -> dict[str, torch.Tensor]:
             """See verl. `log_probs` is jagged [B, T]; at t, of token t + 1; 0 where `response_mask` is."""
+            ids = micro_batch["input_ids"]
             source, target, labels = counted_positions(micro_batch, output.logits.shape[1])
             logits = output.logits.flatten(0, 1)[source]  # [K, V]
             temperature = output_args["temperature"].repeat_interleave(_counts(micro_batch))
-            picked = torch.log_softmax(logits / temperature[:, None], -1).gather(-1, labels[:, None])[:, 0]
-            flat = picked.new_zeros(micro_batch["input_ids"].values().shape[0]).scatter(0, target, picked)
-            return {"log_probs": torch.nested.nested_tensor_from_jagged(flat, micro_batch["input_ids"].offsets())}
+            scores = torch.log_softmax(logits / temperature[:, None], -1)
+            picked = scores.gather(-1, labels[:, None])[:, 0]
+            flat = picked.new_zeros(ids.values().shape[0]).scatter(0, target, picked)
+            return {"log_probs": torch.nested.nested_tensor_from_jagged(flat, ids.offsets())}
 
 
 def _counts(micro_batch: Any) -> torch.Tensor:
     return torch.stack([mask.sum() for mask in micro_batch["response_mask"].unbind()])
 
 
-def counted_positions(micro_batch: Any, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def counted_positions(
+    micro_batch: Any, width: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Where the K counted tokens are.
 
     Args:
         micro_batch: With jagged `input_ids` [B, T], `prompts` [B, P] and `response_mask` [B, R].
-        width: Padded tokens per row of the logits.
+        width: Logits per row: those of the last `width` of its padded tokens.
 
     Returns:
         [K] the row of each one's logits in the padded [B * width] logits, [K] the same place among the jagged values,
         [K] the token itself.
     """
     ids, starts = micro_batch["input_ids"].values(), micro_batch["input_ids"].offsets()
+    unread = int(starts.diff().max()) - width
     prompts = micro_batch["prompts"].offsets().diff()
     source, target = [], []
     for row, mask in enumerate(micro_batch["response_mask"].unbind()):
         place = mask.nonzero()[:, 0] + prompts[row] - 1  # the position before the token predicts it
-        source.append(place + row * width)
+        source.append(place - unread + row * width)
         target.append(place + starts[row])
     flat = torch.cat(target)
     return torch.cat(source), flat, ids[flat + 1]
