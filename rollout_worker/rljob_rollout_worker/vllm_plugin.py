@@ -35,7 +35,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ NOISE = {"float32": 1e-3}
 """Mean |Δ logprob| between this engine and the trainer on the same weights, by dtype: less is no difference."""
 LOW_PRECISION_NOISE = 0.03
 DRAIN_POLL_SECONDS = 0.01
+WATCH_SECONDS = 0.5
 EXIT_SECONDS = 1.0
 """Between a failure that ends the process and its end: time for the answer and a last scrape."""
 DTYPES = {
@@ -218,7 +219,7 @@ class Middleware:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve one request."""
         if scope["type"] != "http":
-            await self.app(scope, receive, send)
+            await self._lifespan(scope, receive, send)
             return
         path, method = scope["path"], scope["method"]
         if path in OPEN_PATHS:
@@ -231,6 +232,22 @@ class Middleware:
             await self.app(scope, receive, send)
         else:
             await self._admit(scope, receive, send)
+
+    async def _lifespan(self, scope: Any, receive: Any, send: Any) -> None:
+        """From the server's start to its end: look after the engine's processes."""
+        if scope["type"] != "lifespan":  # a websocket: nothing of ours
+            await self.app(scope, receive, send)
+            return
+        engine = scope["app"].state.engine_client
+
+        async def receive_and_look() -> Any:
+            message = await receive()
+            if message["type"] == "lifespan.shutdown":
+                end_with_engine(engine)
+            return message
+
+        self._own(watch_engine(engine))
+        await self.app(scope, receive_and_look, send)
 
     async def _open(self, scope: Any, receive: Any, send: Any) -> None:
         if self.state == "failed" and scope["path"] != "/metrics":
@@ -294,6 +311,13 @@ class Middleware:
             status, answer = 400, {"error": f"malformed request: {error!r}"}
         await _answer(send, status, answer, [*self._headers(), *extra])
 
+    def _own(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run `work` whatever becomes of the client that asked for it."""
+        task = asyncio.create_task(work)
+        self._operations.add(task)
+        task.add_done_callback(self._operations.discard)
+        return task
+
     async def _status(self, state: Any, _: Any) -> dict[str, Any]:
         return {
             "boot_id": self.boot_id,
@@ -306,17 +330,9 @@ class Middleware:
     # ---- switch
     async def _switch(self, state: Any, body: Any) -> dict[str, Any]:
         version = (int(body["incarnation"]), int(body["n"]))
-        operation = asyncio.create_task(
-            self._operate(
-                state.engine_client,
-                version,
-                Path(body["path"]),
-                body.get("digest", ""),
-                float(body["timeout_seconds"]),
-            )
-        )
-        self._operations.add(operation)  # owned here: the client may go away
-        operation.add_done_callback(self._operations.discard)
+        path, digest = Path(body["path"]), body.get("digest", "")
+        seconds = float(body["timeout_seconds"])
+        operation = self._own(self._operate(state.engine_client, version, path, digest, seconds))
         return await asyncio.shield(operation)
 
     async def _operate(
@@ -441,6 +457,22 @@ class Switch:
         return error if isinstance(error, RefusedError) else RefusedError(409, message)
 
 
+async def watch_engine(engine: Any) -> None:
+    """Look after vLLM's processes until one has died."""
+    while True:
+        end_with_engine(engine)
+        await asyncio.sleep(WATCH_SECONDS)
+
+
+def end_with_engine(engine: Any) -> None:
+    """End this process when one of vLLM's has died. vLLM would end too, but with code 0 as if its work were done."""
+    manager = getattr(getattr(engine.engine_core, "resources", None), "engine_manager", None)
+    codes = [process.exitcode for process in getattr(manager, "processes", [])]
+    if any(code not in {None, 0, -signal.SIGTERM} for code in codes):
+        logger.error("rljob: an engine process died (exit codes %s); the engine restarts", codes)
+        exit_process()
+
+
 def exit_process() -> None:
     """End this process and every process under it, at once: whatever they hold must not be served."""
     for pid in descendants(os.getpid()):
@@ -535,14 +567,48 @@ def serve_on_cpu() -> None:
     from vllm.entrypoints.launchers.api_server.entry import main
     from vllm.platforms.cpu import CpuPlatform
 
-    check_and_update_config = CpuPlatform.check_and_update_config
+    check_and_update_config, cause = CpuPlatform.check_and_update_config, RootCause()
 
     def then_fork(vllm_config: Any) -> None:
         check_and_update_config(vllm_config)
+        logging.getLogger("vllm").addHandler(cause)
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
 
     CpuPlatform.check_and_update_config = staticmethod(then_fork)
-    main()
+    try:
+        main()
+    except Exception as error:
+        logger.exception("rljob: the engine did not start")
+        sys.stderr.write(f"the engine did not start: {cause.read() or repr(error)}\n")
+        sys.exit(1)
+
+
+class RootCause(logging.Handler):
+    """The last exception that was logged, in this process or in one forked from it.
+
+    vLLM's own last line says only that the root cause is somewhere above; the driver shows the end of the log.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self._read_end, self._write_end = os.pipe()
+        os.set_blocking(self._read_end, False)
+        os.set_blocking(self._write_end, False)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler.emit`."""
+        if record.exc_info and record.exc_info[1]:
+            with contextlib.suppress(BlockingIOError):
+                os.write(
+                    self._write_end,
+                    f"{record.exc_info[1]!r}"[:500].replace("\n", " ").encode() + b"\n",
+                )
+
+    def read(self) -> str:
+        """What was logged last; empty when nothing was."""
+        with contextlib.suppress(BlockingIOError):
+            return os.read(self._read_end, 65_536).decode(errors="replace").splitlines()[-1]
+        return ""
 
 
 if __name__ == "__main__":

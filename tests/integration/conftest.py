@@ -179,6 +179,16 @@ class RealEngine:
             "the engine did not start:\n" + "\n".join(self.log.read_text().splitlines()[-30:])
         )
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has exited."""
+        return self.process is None or self.process.poll() is not None
+
+    def children(self) -> list[int]:
+        """Its processes but the first: vLLM's engine core."""
+        assert self.process
+        return [pid for pid in self._running() if pid != self.process.pid]
+
     def wait_for_exit(self, seconds: float) -> int:
         """Exit code of a process that ends by itself."""
         assert self.process
@@ -248,6 +258,8 @@ def real_engine(
 
 @pytest.fixture
 async def engine(real_engine: RealEngine) -> AsyncIterator[EngineClient]:
-    """A client of it."""
+    """A client of it; a test before may have ended the process."""
+    if real_engine.has_ended:
+        real_engine.start()
     async with EngineClient(real_engine.url, TOKEN) as client:
         yield client

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import shutil
+import signal
 
 import httpx
 import pytest
@@ -225,3 +227,17 @@ async def test_a_canary_that_scores_like_the_old_weights_restarts_the_engine_wit
     await serve(engine, policies, V(1, 1))
     answer = await engine.generate(GenerateRequest(prompt_ids=[1], max_tokens=4))
     assert (answer.version, answer.boot_id) == (V(1, 1), after.boot_id)
+
+
+async def test_an_engine_whose_core_is_killed_ends_with_a_failure_and_leaves_nothing(
+    engine, policies, real_engine
+):
+    await serve(engine, policies, V(1, 1))
+    turn = asyncio.create_task(engine.generate(GenerateRequest(prompt_ids=[1], max_tokens=900)))
+    await asyncio.sleep(0.1)
+    for pid in real_engine.children():
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(EngineError):
+        await turn
+    assert real_engine.wait_for_exit(10) == 1
+    assert real_engine.is_gone(5)

@@ -105,3 +105,24 @@ def test_the_plugin_stands_alone():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert output.stdout.strip() == "[]"
+
+
+def test_the_root_cause_of_a_forked_process_is_known_to_its_parent():
+    code = """if True:
+        import logging, os
+        from rljob_rollout_worker.vllm_plugin import RootCause
+        cause = RootCause()
+        log = logging.getLogger("x")
+        log.addHandler(cause)
+        print("before:", cause.read())
+        if os.fork() == 0:
+            try:
+                raise ValueError("no such model")
+            except ValueError:
+                log.exception("engine core failed")
+                os._exit(1)
+        os.wait()
+        print("after:", cause.read())
+    """
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert run.stdout.splitlines() == ["before: ", "after: ValueError('no such model')"]
