@@ -272,7 +272,10 @@ class ClaimedSandbox:
             timeout=timeout + GRACE_SECONDS,
             max_body_bytes=12 * max_output_bytes + 65_536,
         )
-        return self._decode(answer, ExecResult)
+        result = self._decode(answer, ExecResult)
+        if not 0 <= result.exit_code <= 255:
+            self._lose(f"nonsense: exit code {result.exit_code}")
+        return result
 
     async def read_file(self, path: str, *, max_bytes: int = 10_000_000) -> bytes:
         """See `rljob.sandbox.Sandbox.read_file`."""

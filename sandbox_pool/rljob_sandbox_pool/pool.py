@@ -156,14 +156,15 @@ class Pool:
     # ── the pool's size ──
 
     async def keep_warm_loop(self) -> None:
-        """Size the pool whenever something changed, and every second."""
+        """Size the pool whenever something changed, a back-off ended, and every second."""
         while True:
             self._size()
             self._expire()
             self._publish()
             self._changed.clear()
+            pause = self._no_start_before - self._clock.monotonic()
             try:
-                async with asyncio.timeout(TICK_SECONDS):
+                async with asyncio.timeout(min(TICK_SECONDS, pause) if pause > 0 else TICK_SECONDS):
                     await self._changed.wait()
             except TimeoutError:
                 continue

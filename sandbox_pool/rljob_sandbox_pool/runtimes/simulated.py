@@ -239,10 +239,10 @@ class SimulatedSandbox:
     def __init__(self, spec: SandboxSpec) -> None:
         loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[str] = loop.create_future()
-        self._backend = SimulatedBackend(
+        self.backend = SimulatedBackend(
             spec.limits.disk_mib * 1024 * 1024, lambda: self._end("expired")
         )
-        self._guest = Guest(spec.id, spec.key, self._backend)
+        self.guest = Guest(spec.id, spec.key, self.backend)
         self._server = HttpServer(self._answer, max_body_bytes=checks.MAX_FILE_BYTES + 1_000_000)
         self.url = f"http://127.0.0.1:{self._server.bind('127.0.0.1', 0)}"
         self._starting = loop.create_task(self._server.listen())
@@ -254,15 +254,15 @@ class SimulatedSandbox:
     def _end(self, how: str) -> None:
         if self.ended.done():
             return
-        self._backend.stop()
-        self._backend.end_claim_at(None)
+        self.backend.stop()
+        self.backend.end_claim_at(None)
         self._starting.cancel()
         self._server.stop()
         self.ended.set_result(how)
 
     async def _answer(self, request: Request) -> Response:
         reply: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-        self._guest.handle(
+        self.guest.handle(
             request, lambda response: None if reply.done() else reply.set_result(response)
         )
         return await reply

@@ -1,0 +1,228 @@
+"""A pool over sandboxes that fail to start, lie about who they are, do not come clean, or die."""
+
+import asyncio
+import dataclasses
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from rljob.api.rljob_types import SandboxPool
+from rljob.errors import SandboxError
+from rljob.sandbox_client import SandboxClient
+from rljob_sandbox_pool.guest.claims import State
+from rljob_sandbox_pool.manager import Manager
+from rljob_sandbox_pool.pool import NoSandboxError, Pool
+from rljob_sandbox_pool.runtimes.base import SandboxSpec
+from rljob_sandbox_pool.runtimes.simulated import SimulatedRuntime, SimulatedSandbox
+
+
+@dataclasses.dataclass
+class Runtime(SimulatedRuntime):
+    """Simulated sandboxes with faults: each start takes the next one of `faults`."""
+
+    faults: list[str] = dataclasses.field(default_factory=list)
+    started: list[SimulatedSandbox] = dataclasses.field(default_factory=list)
+
+    def start(self, spec: SandboxSpec) -> SimulatedSandbox:
+        fault = self.faults.pop(0) if self.faults else ""
+        if fault == "no start":
+            raise SandboxError("no memory for it")
+        if fault == "other key":
+            spec = msgspec.structs.replace(spec, key=b"another key")
+        box = SimulatedSandbox(spec)
+        if fault == "tainted":
+            box.guest.lock.state = State.TAINTED
+        if fault == "unclean":
+            box.backend.reset = lambda: ["something is left"]
+        if fault == "deaf":
+            hear = box.guest.handle
+            box.guest.handle = lambda request, reply: (
+                request.path == "/claim" or hear(request, reply)
+            )
+        if fault == "dies":
+            box.kill()
+        self.started.append(box)
+        return box
+
+
+@asynccontextmanager
+async def running(runtime: Runtime, **spec: Any) -> AsyncIterator[Pool]:
+    pool = Pool(
+        SandboxPool.model_validate({"name": "p", "warm": 1, "max": 2, **spec}), runtime, "pool key"
+    )
+    loop = asyncio.create_task(pool.keep_warm_loop())
+    try:
+        yield pool
+    finally:
+        loop.cancel()
+        await asyncio.gather(loop, return_exceptions=True)
+        await pool.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+async def claim(pool: Pool, claim_id: str = "c1", wait: float = 20.0) -> dict[str, str]:
+    return json.loads(await pool.claim(claim_id, {}, 60.0, wait))
+
+
+async def test_it_keeps_its_warm_sandboxes_ready() -> None:
+    async with running(Runtime(), warm=3, max=5) as pool:
+        await until(lambda: pool.counts().ready == 3)
+        await claim(pool)
+        await until(lambda: pool.counts().ready == 3)
+        assert pool.counts().claimed == 1
+
+
+async def test_it_never_has_more_than_its_maximum() -> None:
+    async with running(Runtime(), warm=2, max=3) as pool:
+        for name in "abc":
+            await claim(pool, name)
+        with pytest.raises(NoSandboxError, match="all 3 sandboxes of pool p are taken") as none:
+            await claim(pool, "d", wait=0.2)
+        assert none.value.at_max
+        assert pool.counts().total == 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("no start", "no memory for it"),
+        ("other key", "failed the keyed challenge"),
+        ("tainted", "calls itself tainted"),
+        ("dies", ""),
+    ],
+)
+async def test_a_sandbox_that_does_not_come_up_is_replaced_after_a_pause(
+    fault: str, words: str
+) -> None:
+    runtime = Runtime(faults=[fault, fault])
+    async with running(runtime, warm=1, max=1) as pool:
+        with pytest.raises(NoSandboxError) as none:
+            await claim(pool, wait=0.05)
+        assert not none.value.at_max or fault == "dies"
+        await claim(pool)
+        assert pool.status().failed_total == 2
+        assert pool.problem() == ""
+
+
+async def test_starts_that_keep_failing_are_a_problem_with_its_reason() -> None:
+    async with running(Runtime(faults=["no start"] * 100)) as pool:
+        await until(lambda: pool.problem() != "")
+        assert "no memory for it" in pool.problem()
+        with pytest.raises(NoSandboxError, match="no memory for it"):
+            await claim(pool, wait=0.01)
+        assert pool.status().failed_total < 10
+
+
+async def test_a_sandbox_that_does_not_come_clean_is_never_claimed_again() -> None:
+    async with running(Runtime(faults=["unclean"]), warm=1, max=1) as pool:
+        first = await claim(pool, "a")
+        assert pool.release("a")
+        second = await claim(pool, "b")
+        assert second["sandbox_id"] != first["sandbox_id"]
+
+
+async def test_a_sandbox_that_somebody_else_claimed_is_not_handed_out() -> None:
+    runtime = Runtime()
+    async with running(runtime, warm=1, max=2) as pool:
+        await until(lambda: pool.counts().ready == 1)
+        runtime.started[0].guest.lock.state = State.CLAIMED
+        answer = await claim(pool)
+        assert answer["sandbox_id"] == runtime.started[1].guest.id
+
+
+async def test_the_same_claim_again_is_the_same_answer() -> None:
+    async with running(Runtime()) as pool:
+        assert await claim(pool, "a") == await claim(pool, "a")
+        assert pool.counts().claimed == 1
+
+
+async def test_a_claim_that_is_cancelled_midway_leaves_no_sandbox_claimed() -> None:
+    runtime = Runtime(faults=["deaf"])
+    async with running(runtime, warm=1, max=1) as pool:
+        await until(lambda: pool.counts().ready == 1)
+        task = asyncio.create_task(pool.claim("a", {}, 60.0, 5.0))
+        await until(lambda: pool.counts().claimed == 1)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await until(lambda: pool.counts().ready == 1)
+        assert len(runtime.started) == 1
+
+
+async def test_an_expired_claim_frees_its_place() -> None:
+    runtime = Runtime()
+    async with running(runtime, warm=1, max=1) as pool:
+        await pool.claim("a", {}, 0.05, 20.0)
+        await claim(pool, "b")
+        assert not pool.release("a")
+        assert len(runtime.started) == 2
+
+
+async def test_a_release_is_known_once() -> None:
+    async with running(Runtime()) as pool:
+        await claim(pool, "a")
+        assert [pool.release("a"), pool.release("a"), pool.release("never")] == [True, False, False]
+
+
+async def test_a_broken_sandbox_is_replaced_not_reset() -> None:
+    runtime = Runtime()
+    async with running(runtime, warm=1, max=1) as pool:
+        await claim(pool, "a")
+        pool.release("a", broken=True)
+        await claim(pool, "b")
+        assert len(runtime.started) == 2
+
+
+async def test_a_death_while_claimed_or_ready_is_made_up_for() -> None:
+    runtime = Runtime()
+    async with running(runtime, warm=1, max=2) as pool:
+        await claim(pool, "a")
+        await until(lambda: pool.counts().ready == 1)
+        for box in list(runtime.started):
+            box.kill()
+        await until(lambda: (pool.counts().ready, pool.counts().claimed) == (1, 0))
+
+
+@pytest.fixture
+async def manager() -> AsyncIterator[Manager]:
+    spec = SandboxPool.model_validate({"name": "p", "warm": 1, "max": 2, "runtime": "simulated"})
+    manager = Manager([spec], {"simulated": Runtime()}, token="t", pool_key="k")
+    yield manager
+    await manager.close()
+
+
+async def test_a_loop_that_fails_ends_the_manager(
+    manager: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(manager.pools["p"], "_size", broken)
+    await manager.start("127.0.0.1", 0)
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        await manager.run(asyncio.Event())
+
+
+async def test_a_claimer_that_hangs_up_while_it_waits_leaves_the_queue(manager: Manager) -> None:
+    address = await manager.start("127.0.0.1", 0)
+    pool = manager.pools["p"]
+    async with asyncio.timeout(20):
+        first, second = await claim(pool, "a"), await claim(pool, "b")
+    client = SandboxClient(address, "t")
+    waiting = asyncio.create_task(client.acquire("p"))
+    await until(lambda: pool.counts().waiting == 1)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await until(lambda: pool.counts().waiting == 0)
+    await client.aclose()
+    assert first["sandbox_id"] != second["sandbox_id"]

@@ -1,0 +1,160 @@
+"""The pool's pure parts: its size, its leases, what becomes of a sandbox, who comes first."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rljob.api.rljob_types import Recycle
+from rljob_sandbox_pool.leases import Lease, Leases
+from rljob_sandbox_pool.ready_queue import ReadyQueue
+from rljob_sandbox_pool.reset import Fate, fate
+from rljob_sandbox_pool.sizing import (
+    MAX_STARTING,
+    Counts,
+    backoff_seconds,
+    num_to_end,
+    num_to_start,
+)
+
+
+@pytest.mark.parametrize(
+    ("counts", "warm", "maximum", "expected"),
+    [
+        (Counts(), 3, 10, 3),
+        (Counts(), 100, 200, MAX_STARTING),
+        (Counts(starting=2), 3, 10, 1),
+        (Counts(ready=3), 3, 10, 0),
+        (Counts(claimed=3), 3, 10, 3),
+        (Counts(claimed=9), 3, 10, 1),
+        (Counts(claimed=10), 3, 10, 0),
+        (Counts(claimed=9, ending=1), 3, 10, 0),
+        (Counts(resetting=3), 3, 10, 0),
+        (Counts(waiting=2), 0, 10, 2),
+        (Counts(waiting=2, resetting=2), 0, 10, 0),
+        (Counts(), 0, 10, 0),
+    ],
+)
+def test_starts(counts: Counts, warm: int, maximum: int, expected: int) -> None:
+    assert num_to_start(counts, warm=warm, maximum=maximum) == expected
+
+
+@given(
+    st.builds(Counts, *(st.integers(0, 30) for _ in range(6))),
+    st.integers(0, 40),
+    st.integers(1, 40),
+)
+def test_never_more_than_the_maximum_and_never_a_negative_number(
+    counts: Counts, warm: int, maximum: int
+) -> None:
+    num = num_to_start(counts, warm=warm, maximum=maximum)
+    assert num >= 0
+    assert num == 0 or counts.total + num <= maximum
+
+
+@given(
+    st.builds(Counts, *(st.integers(0, 30) for _ in range(6))),
+    st.integers(0, 40),
+    st.integers(0, 30),
+)
+def test_no_sandbox_is_ended_that_a_start_would_replace(
+    counts: Counts, warm: int, idle: int
+) -> None:
+    if num_to_end(counts, warm=warm, idle=idle):
+        assert num_to_start(counts, warm=warm, maximum=1000) == 0
+
+
+@pytest.mark.parametrize(
+    ("failures", "seconds"), [(0, 0.0), (1, 0.25), (2, 0.5), (4, 2.0), (20, 30.0), (10**9, 30.0)]
+)
+def test_backoff_doubles_up_to_a_bound(failures: int, seconds: float) -> None:
+    assert backoff_seconds(failures) == seconds
+
+
+@pytest.mark.parametrize(
+    ("recycle", "uses", "broken", "expected"),
+    [
+        (Recycle(), 1, False, Fate.RESET),
+        (Recycle(), 1, True, Fate.REPLACE),
+        (Recycle(), 50, False, Fate.RESET),
+        (Recycle(), 51, False, Fate.REPLACE),
+        (Recycle(strategy="reset", max_reuses=2), 3, False, Fate.REPLACE),
+        (Recycle(strategy="replace"), 1, False, Fate.REPLACE),
+    ],
+)
+def test_fates(recycle: Recycle, uses: int, broken: bool, expected: Fate) -> None:
+    assert fate(recycle, uses=uses, broken=broken) is expected
+
+
+class Clock:
+    """Stands still."""
+
+    def __init__(self) -> None:
+        self.time = 5.0
+
+    def monotonic(self) -> float:
+        return self.time
+
+
+def lease(claim: str, expires: float) -> Lease:
+    return Lease(
+        claim_id=claim, pool="p", sandbox_id=f"box-of-{claim}", expires=expires, answer=b""
+    )
+
+
+def test_leases_expire_by_the_monotonic_clock() -> None:
+    clock = Clock()
+    leases = Leases(clock)
+    leases.add(lease("a", 15))
+    leases.add(lease("b", 25))
+    assert leases.expired() == []
+    clock.time = 15.0
+    assert [each.claim_id for each in leases.expired()] == ["a"]
+    assert leases.remove("a")
+    assert leases.remove("a") is None
+    assert leases.remove_sandbox("box-of-b")
+    assert len(leases) == 0
+
+
+def nothing() -> None:
+    """Nobody needs to know."""
+
+
+async def test_who_waits_longest_is_served_first() -> None:
+    queue: ReadyQueue[str] = ReadyQueue()
+    tasks = [asyncio.create_task(queue.get(5, nothing)) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert queue.num_waiting == 3
+    for item in "abc":
+        queue.put(item)
+    assert await asyncio.gather(*tasks) == ["a", "b", "c"]
+    assert (queue.num_ready, queue.num_waiting) == (0, 0)
+
+
+async def test_who_gave_up_or_was_cancelled_gets_nothing_and_loses_nothing() -> None:
+    queue: ReadyQueue[str] = ReadyQueue()
+    assert await queue.get(0, nothing) is None
+    assert await queue.get(0.01, nothing) is None
+    task = asyncio.create_task(queue.get(5, nothing))
+    await asyncio.sleep(0)
+    queue.put("a")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await queue.get(0, nothing) == "a"
+
+
+async def test_what_becomes_ready_while_a_claim_begins_to_wait_is_not_missed() -> None:
+    queue: ReadyQueue[str] = ReadyQueue()
+    assert await queue.get(5, lambda: queue.put("just in time")) == "just in time"
+
+
+async def test_the_last_used_is_taken_and_the_oldest_is_offered_for_ending() -> None:
+    queue: ReadyQueue[str] = ReadyQueue()
+    for item in "abc":
+        queue.put(item)
+    assert await queue.get(0, nothing) == "c"
+    assert queue.oldest(5) == ["a", "b"]
+    queue.remove("a")
+    assert queue.oldest(5) == ["b"]
