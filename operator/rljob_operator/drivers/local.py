@@ -28,6 +28,8 @@ from rljob_operator.render.component import Component, Kind
 
 _FINISHED_SECONDS = 5.0
 """How long a trainer that ended well is given until the ledger says how."""
+_NAMED_SECONDS = 60.0
+"""A component that hangs is first named, when the progress deadline has passed, and so long after that killed."""
 
 
 class LocalDriver:
@@ -69,6 +71,7 @@ class LocalDriver:
                 folder,
                 events,
                 backoff_limit=job.spec.lifecycle.backoff_limit,
+                silence_seconds=job.spec.lifecycle.progress_deadline_seconds + _NAMED_SECONDS,
                 may_end=self._job_has_ended,
                 clock=clock,
             )

@@ -16,6 +16,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rljob_operator.drivers.folder import pid_start_time
+
 _BWRAP = (
     "bwrap",
     "--dev-bind",
@@ -29,6 +31,7 @@ _BWRAP = (
 )
 _TAIL_BYTES = 64 * 1024
 _SHIM_KILL_SECONDS = 5.0
+_GONE_SECONDS, _GONE_TRIES = 0.005, 2000
 
 
 class Process:
@@ -74,9 +77,24 @@ class Process:
         return self._inner() or self._process.pid
 
     async def wait(self) -> int:
-        """The exit code; 128 + signal where a signal ended it."""
+        """The exit code; 128 + signal where a signal ended it. Afterwards nothing of it is left."""
+        init = await self._init()
         code = await self._process.wait()
+        # bwrap ends as soon as it knows the exit code, a moment before its namespace is empty
+        for _ in range(_GONE_TRIES):
+            if init is None or pid_start_time(init[0]) != init[1]:
+                break
+            await asyncio.sleep(_GONE_SECONDS)
         return code if code >= 0 else 128 - code
+
+    async def _init(self) -> tuple[int, int] | None:
+        """Pid and start time of the namespace's init; None where there is none, or where it has ended already."""
+        while not self._shimmed and self._process.returncode is None:
+            pid = _first_child(self._process.pid)
+            if pid is not None and (start := pid_start_time(pid)) is not None:
+                return pid, start
+            await asyncio.sleep(_GONE_SECONDS)
+        return None
 
     def terminate(self) -> None:
         """Ask it to end well."""

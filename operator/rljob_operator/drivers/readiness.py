@@ -13,7 +13,7 @@ async def answers(probe: Probe, host: str, port: int, secret: str) -> bool:
     """Ask once. `secret` is the bearer token (http) or the password (redis)."""
     try:
         return await asyncio.wait_for(_ask(probe, host, port, secret), _TIMEOUT_SECONDS)
-    except (OSError, TimeoutError):
+    except (OSError, TimeoutError, ValueError):  # ValueError: a line without end
         return False
 
 

@@ -1,11 +1,11 @@
 """The life of one component: start → ready → ended → what the restart policy says.
 
-    wait for dependencies ─► start ─► probe until ready ─► wait for its end ─► decide
-              ▲                                                                   │
-              └──────────── pause ◄── restart ────────────────────────────────────┴─► done | the job fails
+    wait for dependencies ─► start ─► probe until ready, and on ─► wait for its end ─► decide
+              ▲                                                                     │
+              └──────────── pause ◄── restart ──────────────────────────────────────┴─► done | the job fails
 
-Waits for: readiness within the probe's deadline, the process's end, the pause between starts. Cancelling `run` and then
-`stop` unblock all of them.
+Waits for: readiness and answers within deadlines, the process's end, the pause between starts. Cancelling `run` and
+then `stop` unblock all of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from rljob_operator.drivers.wiring import Wiring
 from rljob_operator.policies.restart import EXIT_FENCED, Action, Decision, Ended, decide
 from rljob_operator.render.component import Component, Kind, Probe
 
-_PROBE_EVERY_SECONDS = 0.1
+_START_PROBE_SECONDS = 0.1
+_PROBE_SECONDS = 1.0
+_SILENT_SECONDS = 3.0
+"""After so long without an answer a component is called silent; a busy machine makes pauses of a second."""
 
 
 class State(StrEnum):
@@ -37,6 +40,8 @@ class State(StrEnum):
     """A process that has no question to answer: it runs to its end."""
     READY = "ready"
     """A process that answers."""
+    SILENT = "not answering"
+    """A process that was ready and no longer answers; past the progress deadline it is killed."""
     BACKING_OFF = "backing off"
     """No process; the next start is due after a pause."""
     DONE = "done"
@@ -64,6 +69,7 @@ class Supervisor:
         folder: Where its log goes.
         events: Where its starts and ends are recorded.
         backoff_limit: Failures in a row before the job fails.
+        silence_seconds: How long a ready component may be silent before it is killed.
         may_end: Whether the component's good end is expected now.
         clock: Time.
     """
@@ -76,18 +82,21 @@ class Supervisor:
         events: EventLog,
         *,
         backoff_limit: int,
+        silence_seconds: float,
         may_end: Callable[[], Awaitable[bool]],
         clock: Clock,
     ) -> None:
         self.component, self._wiring, self._folder, self._events = component, wiring, folder, events
-        self._backoff_limit, self._may_end, self._clock = backoff_limit, may_end, clock
+        self._backoff_limit, self._silence_seconds = backoff_limit, silence_seconds
+        self._may_end, self._clock = may_end, clock
         self.state = State.WAITING
         self.usable = asyncio.Event()
         """Set once it is ready (a service) or done (a preparation): dependents may start."""
         self.restarts = 0
         self.last_end = ""
         self._failures_in_row = self._fenced_in_row = 0
-        self._ever_ready = self._late = self._stopping = False
+        self._ever_ready = self._stopping = False
+        self._killed_for = ""
         self._process: Process | None = None
 
     @property
@@ -142,12 +151,14 @@ class Supervisor:
     async def _once(self) -> Ended:
         """One start to its end."""
         self._process = process = await self._start()
-        watch = asyncio.create_task(self._await_ready(process))
+        watch = asyncio.create_task(self._watch(process))
         try:
             code = await process.wait()
         finally:
             watch.cancel()
-            await asyncio.gather(watch, return_exceptions=True)
+            await asyncio.wait({watch})
+        if not watch.cancelled():
+            watch.result()  # a watch that broke is an error of ours
         self._process = None  # after a cancellation it still runs, for `stop` to end
         return Ended(
             name=self.name,
@@ -156,7 +167,7 @@ class Supervisor:
             may_end=self.component.kind is Kind.PREPARE
             or (code == 0 and not self._stopping and await self._may_end()),
             ever_ready=self._ever_ready,
-            late=self._late,
+            killed_for=self._killed_for,
             failures_in_row=self._failures_in_row,
             fenced_in_row=self._fenced_in_row,
             last_lines=tuple(process.last_lines(5)),
@@ -169,7 +180,7 @@ class Supervisor:
         for path, text in launch.files.items():
             path.touch(mode=0o600)
             path.write_text(text)
-        self.state, self._late = State.STARTING, False
+        self.state, self._killed_for = State.STARTING, ""
         process = await Process.start(
             launch.argv,
             launch.env,
@@ -180,25 +191,37 @@ class Supervisor:
         self._events.event("started", self.name, f"pid {process.pid}")
         return process
 
-    async def _await_ready(self, process: Process) -> None:
-        """Probe until it answers; where the deadline passes first, the process is killed."""
+    async def _watch(self, process: Process) -> None:
+        """Probe until it answers, then whether it still does. Past either deadline the process is killed."""
         if (probe := self.component.probe) is None:
             self.state = State.RUNNING
             return
+        if await self._asked(probe, probe.deadline_seconds, until=True):
+            self.state, self._ever_ready = State.READY, True
+            self._events.event("ready", self.name, "")
+            self.usable.set()
+            await self._asked(probe, self._silence_seconds, until=False)
+        await process.kill()
+
+    async def _asked(self, probe: Probe, deadline_seconds: float, *, until: bool) -> bool:
+        """Ask `until` it answers, or as long as it does; False once it was silent past the deadline."""
         host, port = self._wiring.address(self.name, probe.port)
-        deadline = self._clock.monotonic() + probe.deadline_seconds
-        while not await answers(probe, host, port, self._secret(probe)):
-            if self._clock.monotonic() > deadline:
-                self._events.event(
-                    "late", self.name, f"not ready within {probe.deadline_seconds:.0f} s"
+        heard = self._clock.monotonic()
+        while True:
+            if await answers(probe, host, port, self._secret(probe)):
+                if until:
+                    return True
+                self.state, heard = State.READY, self._clock.monotonic()
+            silence = self._clock.monotonic() - heard
+            if not until and silence > _SILENT_SECONDS:
+                self.state = State.SILENT
+            if silence > deadline_seconds:
+                self._killed_for = (
+                    f"{'not ready' if until else 'no answer'} within {deadline_seconds:.0f} s"
                 )
-                self._late = True
-                await process.kill()
-                return
-            await self._clock.sleep(_PROBE_EVERY_SECONDS)
-        self.state, self._ever_ready = State.READY, True
-        self._events.event("ready", self.name, "")
-        self.usable.set()
+                self._events.event("silent", self.name, self._killed_for)
+                return False
+            await self._clock.sleep(_START_PROBE_SECONDS if until else _PROBE_SECONDS)
 
     def _secret(self, probe: Probe) -> str:
         return self._wiring.fill(

@@ -48,8 +48,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """A good end is expected now: a preparation, or the job has finished."""
     ever_ready: bool
     """It was ready once since the job started, in this or an earlier start."""
-    late: bool = False
-    """It was killed because it was not ready by its deadline."""
+    killed_for: str = ""
+    """Why the driver itself killed it: it was not ready in time, or no longer answered."""
     failures_in_row: int
     """Without this one, since the last committed step."""
     fenced_in_row: int = 0
@@ -83,7 +83,7 @@ def decide(ended: Ended, backoff_limit: int) -> Decision:
         ended.role == "engine"
         and not ended.ever_ready
         and ended.code < _SIGNALLED
-        and not ended.late
+        and not ended.killed_for
     ):
         said = " | ".join(ended.last_lines) or "nothing"
         message = f"spec.rollout.engine: {ended.name} ended with code {ended.code} before it was ready; it said: {said}"
@@ -110,8 +110,8 @@ def pause_seconds(failures_in_row: int) -> float:
 
 
 def _how(ended: Ended) -> str:
-    if ended.late:
-        return "not ready by its deadline"
+    if ended.killed_for:
+        return ended.killed_for
     if ended.code >= _SIGNALLED:
         return f"killed by signal {ended.code - _SIGNALLED}"
     return f"exit code {ended.code}"

@@ -22,6 +22,7 @@ _STYLES = {
     "starting": "yellow",
     "waiting": "dim",
     "backing off": "red",
+    "not answering": "red",
     "failed": "bold red",
 }
 _SPARKS = "▁▂▃▄▅▆▇█"

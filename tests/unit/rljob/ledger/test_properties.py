@@ -191,7 +191,7 @@ class LedgerMachine(RuleBasedStateMachine):
             job=self.ledger.job,
             group_size=size,
             groups_per_step=per_step,
-            steps=4,
+            steps=8,
             max_staleness=eta,
             max_concurrent_episodes=size * room,
             max_attempts=attempts,
@@ -270,7 +270,6 @@ class LedgerMachine(RuleBasedStateMachine):
         elif twice:
             assert await self.ledger.complete(*arguments) == "accepted"
 
-    @rule(slots=st.integers(1, 6), reward=st.sampled_from([0.0, 1.0]), left=st.integers(0, 2))
     def work(self, slots, reward, left) -> None:
         """The usual: a worker on the newest weights leases and completes most of what there is."""
         self.engines["w0"] = self.policy
@@ -279,6 +278,21 @@ class LedgerMachine(RuleBasedStateMachine):
             n = max(item.version.n, self.policy.n)
             payload = f"{item.lease.episode}/{item.lease.attempt}".encode()
             self.run(self.hand_over(item, payload, reward if item.lease.episode.member else 0.5, n, n))
+
+    # Twice, so that half of a history is ordinary work and steps go by.
+    usual = {"slots": st.integers(1, 8), "reward": st.sampled_from([0.0, 1.0]), "left": st.integers(0, 2)}
+    first_work, second_work = rule(**usual)(work), rule(**usual)(work)
+
+    @rule(slots=st.integers(1, 8), left=st.integers(0, 2), publish=st.booleans(), save=st.booleans())
+    def work_and_train(self, slots, left, publish, save) -> None:
+        """An ordinary step."""
+        self.work(slots, 1.0, left)
+        if self.archived < self.config.steps:
+            self.take(twice=False)
+        if self.whole_batch():
+            self.archive_batch(twice=False)
+        if self.trained < self.archived:
+            self.commit(publish, save)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -315,7 +329,6 @@ class LedgerMachine(RuleBasedStateMachine):
                 assert group is not None
                 group.leased.setdefault(episode.member, item.version.n)
 
-    @rule(worker=st.sampled_from(WORKERS))
     def release(self, worker) -> None:
         mine = [item for item in self.held if (item.worker, item.boot) == (worker, self.boot(worker))]
         attempts = [(item.lease.episode, item.lease.attempt) for item in mine]
@@ -327,16 +340,14 @@ class LedgerMachine(RuleBasedStateMachine):
                 del self.live[episode.group].leased[episode.member]
         self.held = [item for item in self.held if item not in mine]
 
-    @rule(worker=st.sampled_from(WORKERS))
-    def worker_dies_and_comes_back(self, worker) -> None:
+    def die_and_come_back(self, worker) -> None:
         """What it worked on may still be delivered by the process that is dying (`held` keeps it)."""
         owned = {(o.episode, o.attempt) for o in self.run(self.ledger.open_worker(worker, self.boot(worker)))}
         self.boots[worker] += 1
         assert self.run(self.ledger.open_worker(worker, self.boot(worker))) == []
         self.lost({episode for episode, _ in owned})
 
-    @rule()
-    def every_lease_ends(self) -> None:
+    def every_lease_ends(self, worker) -> None:
         self.run(self.end_leases())
         self.lost({EpisodeId(name, member) for name, group in self.live.items() for member in group.leased})
 
@@ -360,13 +371,17 @@ class LedgerMachine(RuleBasedStateMachine):
                 assert episode.group.major in facts.dead_rows
                 del self.live[episode.group]
 
-    @rule(worker=st.sampled_from(WORKERS))
     def engine_switches(self, worker) -> None:
         self.engines[worker] = self.policy
 
-    @rule()
-    def scripts_are_forgotten(self) -> None:
+    def scripts_are_forgotten(self, worker) -> None:
         self.run(self.ledger._store._redis.script_flush())
+
+    disturbances = ("release", "die_and_come_back", "every_lease_ends", "engine_switches", "scripts_are_forgotten")
+
+    @rule(worker=st.sampled_from(WORKERS), what=st.sampled_from(disturbances))
+    def disturb(self, worker, what) -> None:
+        getattr(self, what)(worker)
 
     # ── trainer ──
 
