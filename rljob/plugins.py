@@ -1,7 +1,8 @@
 """Finds a task, agent, tool or reward by name: an entry point (`react`) or an import path (`my_pkg.tasks:MyTask`).
 
-Light on purpose: `rljob validate` asks for every name of a manifest before anything heavy is imported. Import paths are
-looked up first in the manifest's own folder, so that a user's code needs no packaging.
+Light on purpose: `rljob validate` asks for every name of a manifest before anything heavy is
+imported. Import paths are looked up first in the manifest's own folder, so that a user's code needs
+no packaging.
 """
 
 from __future__ import annotations

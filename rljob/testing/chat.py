@@ -155,7 +155,7 @@ class FakeGateway:
             raise GatewayError(f"session {spec.session_id} is open")
         self.specs.append(spec)
         self.open[spec.session_id] = _Record()
-        return Session(id=spec.session_id, token="t", boot_id=self.boot_id)  # noqa: S106 - opens nothing
+        return Session(id=spec.session_id, token="t", boot_id=self.boot_id)
 
     async def close_session(self, session_id: str) -> ClosedSession:
         """See `rljob.gateway.GatewayClient.close_session`."""

@@ -1,7 +1,7 @@
 """The worker's side of the ledger in memory: hands out a fixed number of groups, counts what comes back.
 
-It knows leases, retries, first completion wins, and outages on request. Admission, staleness and fencing belong to the real
-one (a real Valkey is a fixture of the tests).
+It knows leases, retries, first completion wins, and outages on request. Admission, staleness and
+fencing belong to the real one (a real Valkey is a fixture of the tests).
 """
 
 from __future__ import annotations

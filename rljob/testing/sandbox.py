@@ -39,7 +39,7 @@ class FakeSandbox:
         self.commands: list[str] = []
         self.lost = False
         self._shell, self._fault = shell, fault
-        self._on_release: Callable[[], None] = lambda: None
+        self.on_release: Callable[[], None] = lambda: None
         self._released = False
 
     async def exec(
@@ -85,7 +85,7 @@ class FakeSandbox:
         """Give it back. A second call does nothing."""
         if not self._released:
             self._released = True
-            self._on_release()
+            self.on_release()
 
     async def _operation(self, name: str) -> None:
         if self._released:
@@ -175,7 +175,7 @@ class FakeBroker:
     def _hand_out(self, image: str | None, env: Mapping[str, str] | None) -> FakeSandbox:
         box = FakeSandbox(f"box-{next(self._numbers)}", self._shell, self._fault)
         box.image, box.env = image, dict(env or {})
-        box._on_release = lambda: self._take_back(box)  # noqa: SLF001 - the fake's other half
+        box.on_release = lambda: self._take_back(box)
         self.claimed[box.claim_id] = box
         self.num_claims += 1
         self.most_claimed = max(self.most_claimed, len(self.claimed))

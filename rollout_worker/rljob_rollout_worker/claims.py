@@ -1,9 +1,9 @@
 """Claims of this worker, so that none outlives it for long.
 
-A worker that is killed leaves its sandboxes claimed until their time to live ends, which is as long as an episode may take.
-So each claim is noted in a small journal in the artifact store, and the next start of the worker gives back what it finds
-there. The journal is a hint, never a lock: the claim itself lives in the sandbox, and the time to live still ends what the
-journal missed.
+A worker that is killed leaves its sandboxes claimed until their time to live ends, which is as long
+as an episode may take. So each claim is noted in a small journal in the artifact store, and the
+next start of the worker gives back what it finds there. The journal is a hint, never a lock: the
+claim itself lives in the sandbox, and the time to live still ends what the journal missed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
-
 
 from rljob.errors import DeadlineError
 from rljob.sandbox import Sandbox

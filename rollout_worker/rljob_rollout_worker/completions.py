@@ -1,16 +1,18 @@
 """The worker's own append-only record of what it handed over: one of the three sides of the audit.
 
-    write `sent` ──fsync──► ledger.complete ──answer──► write `accepted` | `already_done` ──fsync──► forget the payload
+    write `sent` ─fsync─► ledger.complete ─answer─► write the answer ─fsync─► forget the payload
 
 After a `kill -9` at any point the log still tells the truth:
-- every completion the ledger ever accepted has a `sent` line, since that is durable before the call is made: a trained
-  record without one was made up by somebody;
-- every `accepted` line names a completion that the ledger did accept, since it is written only after the answer: one that
-  is neither outstanding nor archived nor dead-lettered is lost;
-- a `sent` line without an answer means that the worker died in between: both endings are right, so it proves nothing.
+- every completion the ledger ever accepted has a `sent` line, since that is durable before the call
+  is made: a trained record without one was made up by somebody;
+- every `accepted` line names a completion that the ledger did accept, since it is written only after
+  the answer: one that is neither outstanding nor archived nor dead-lettered is lost;
+- a `sent` line without an answer means that the worker died in between: both endings are right, so
+  it proves nothing.
 
-A line torn by a full disk or a power cut is closed with a newline at the next start; readers skip lines that do not decode.
-Lines are appended with one `write` each and made durable in groups: one fsync, on a thread, serves all that wait for it.
+A line torn by a full disk or a power cut is closed with a newline at the next start; readers skip
+lines that do not decode. Lines are appended with one `write` each and made durable in groups: one
+fsync, on a thread, serves all that wait for it.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     trajectory ──pack──► log `sent` ──► complete ──answer──► log the answer      (order and reasons: completions.py)
 
-The store may be away for minutes (a restarted Valkey, a fail-over): every call here is repeated for `OUTAGE_SECONDS`, with a
-pause that grows to `LONGEST_PAUSE_SECONDS`. Whoever still gets no answer raises StoreError, and the worker ends with it.
+The store may be away for minutes (a restarted Valkey, a fail-over): every call here is repeated for
+`OUTAGE_SECONDS`, with a pause that grows to `LONGEST_PAUSE_SECONDS`. Whoever still gets no answer
+raises StoreError, and the worker ends with it.
 """
 
 from __future__ import annotations

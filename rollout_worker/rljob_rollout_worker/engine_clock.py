@@ -1,7 +1,8 @@
 """A clock that runs only while an engine is ready.
 
-Turn and run deadlines are about the policy, not about its machine: while weights load or an engine restarts they stand still.
-(The turn's share of this is kept by the gateway, which sees each request.)
+Turn and run deadlines are about the policy, not about its machine: while weights load or an engine
+restarts they stand still. (The turn's share of this is kept by the gateway, which sees each
+request.)
 """
 
 from __future__ import annotations

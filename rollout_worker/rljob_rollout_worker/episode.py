@@ -2,27 +2,28 @@
 
     acquire ──► setup ──► run ──► (export, release, acquire afresh) ──► reward ──► trajectory
        │          │        │                                              │
-       └──────────┴────────┴──────────────────────────────────────────────┴──► close: session aborted, sandbox given back
+       └──────────┴────────┴──────────────────────────────────────────────┴──► close: nothing stays held
 
-The pipeline decides when each method runs; this class knows what it means. Which error becomes what:
+The pipeline decides when each method runs; this class knows what it means. Which error becomes
+what:
 
-| where             | error                                           | becomes                                              |
-| ----------------- | ----------------------------------------------- | ---------------------------------------------------- |
-| anywhere          | InfraError (sandbox, engine, gateway, deadline) | raised: the attempt failed, the ledger retries it    |
-| setup             | anything that the task raises                   | TaskError: no token was sampled, so nothing to train |
-| run               | the run deadline                                | outcome `timeout`, scored, trained                   |
-| run               | anything else that agent or tools raise         | outcome `agent_error`, reward 0, trained             |
-| run               | the sandbox dies under the agent, second time   | outcome `agent_error`, reward 0, trained             |
-| run               | it ends and no token was sampled                | TaskError or InfraError: nothing to train            |
-| export and reward | TaskError                                       | reward 0                                             |
-| export and reward | anything else that the task raises              | outcome `agent_error`, reward 0, the error recorded  |
+| where      | error                                     | becomes                                        |
+| ---------- | ----------------------------------------- | ---------------------------------------------- |
+| anywhere   | InfraError (sandbox, engine, deadline …)  | raised: the ledger gives another attempt       |
+| setup      | anything that the task raises             | TaskError: nothing was sampled, nothing trains |
+| run        | the run deadline                          | `timeout`, scored, trained                     |
+| run        | anything else that agent or tools raise   | `agent_error`, reward 0, trained               |
+| run        | the sandbox dies under it, second time    | `agent_error`, reward 0, trained               |
+| run        | it ends and no token was sampled          | TaskError: nothing trains                      |
+| rewarding  | TaskError                                 | reward 0, trained                              |
+| rewarding  | anything else that the task raises        | `agent_error`, reward 0, trained, error kept   |
 """
 
 from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -31,7 +32,7 @@ import structlog
 from rljob.api.rljob_types import Deadlines
 from rljob.clock import Clock
 from rljob.errors import FencedError, GatewayError, InfraError, SandboxError, TaskError, UserError
-from rljob.gateway import ClosedSession, Session, SessionSpec
+from rljob.gateway import ClosedSession, Session, SessionSampling, SessionSpec
 from rljob.ids import EpisodeId
 from rljob.task_config import AgentContext, AgentResult, Chat, Message, Reward, Row
 from rljob.trajectory import Trajectory
@@ -93,7 +94,7 @@ class Ticket(msgspec.Struct, kw_only=True):
     row_index: int
     row_hash: str
     bench: Bench
-    sampling: Mapping[str, float]
+    sampling: SessionSampling
 
 
 class Episode:
@@ -205,7 +206,7 @@ class Episode:
                 await bench.exporting.load(self._held(), row, self._exported)
             reward = await bench.score(self._held(), row, result)
             if not math.isfinite(reward.value):
-                raise TaskError(f"reward is {reward.value}")  # noqa: TRY301 - handled as any other fault of the verifier
+                raise TaskError(f"reward is {reward.value}")
             self._reward = reward
         except InfraError:
             raise
@@ -215,7 +216,7 @@ class Episode:
     def trajectory(self) -> Trajectory:
         """The record of the finished episode."""
         world, ticket, result, closed = self._world, self._ticket, self._finished(), self._closed
-        assert closed is not None and self._reward is not None  # noqa: S101, PT018 - run and reward came before
+        assert closed is not None and self._reward is not None  # noqa: PT018 - run and reward came before
         world.deaths.pop(str(ticket.episode), None)
         return Trajectory(
             job=world.job,
@@ -233,7 +234,7 @@ class Episode:
             worker=world.worker,
             sandbox=self._box_id,
             model=world.model,
-            sampling=dict(ticket.sampling),
+            sampling=msgspec.structs.asdict(ticket.sampling),
             row_index=ticket.row_index,
             row_hash=ticket.row_hash,
             metadata=self._metadata(),

@@ -2,13 +2,14 @@
 
     engine agent ── before_switch(version) ──► waits ──► (switch) ──► leases again, on the new version
 
-| schedule                       | meanwhile                                               | then                         |
-| ------------------------------ | ------------------------------------------------------- | ---------------------------- |
-| async, partialRollout: true    | no gate                                                 | –                            |
-| async, partialRollout: false   | nothing new is leased                                   | what runs has ended          |
-| sync, one_step                 | leasing goes on: the batch that has begun is completed  | nothing runs, nothing to get |
+| schedule                     | meanwhile                                    | until                       |
+| ---------------------------- | -------------------------------------------- | --------------------------- |
+| async                        | (no gate)                                    |                             |
+| async, partialRollout: false | nothing new is leased                        | what runs has ended         |
+| sync, one_step               | leases go on: the batch begun is completed   | nothing runs, nothing to get |
 
-Waiting is bounded: past `limit_seconds` what still runs is handed back (it counts as no failure) and the switch goes on.
+Waiting is bounded: past `limit_seconds` what still runs is handed back (it counts as no failure)
+and the switch goes on.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class SwitchGate:
         self._current, self._num_running, self._hand_back = current, num_running, hand_back
         self._waiting = False
         self._held: tuple[PolicyVersion, float] | None = None
-        self.nothing_to_lease = False
-        """Set by the lease loop: the ledger had nothing for free slots."""
+        self.exhausted: PolicyVersion | None = None
+        """Set by the lease loop: the version for which the ledger had nothing more when it was last asked."""
 
     @property
     def leases_may_start(self) -> bool:
@@ -75,7 +76,7 @@ class SwitchGate:
         old = self._current()
         if old is None:
             return
-        began, self._waiting, self.nothing_to_lease = self._clock.monotonic(), True, False
+        began, self._waiting = self._clock.monotonic(), True
         try:
             while self._is_busy():
                 if self._clock.monotonic() - began > self._limit_seconds:
@@ -90,4 +91,5 @@ class SwitchGate:
             self._waiting = False
 
     def _is_busy(self) -> bool:
-        return self._num_running() > 0 or (self._finishes_batch and not self.nothing_to_lease)
+        may_get_more = self._finishes_batch and self.exhausted != self._current()
+        return self._num_running() > 0 or may_get_more

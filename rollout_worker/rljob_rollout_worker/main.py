@@ -1,8 +1,9 @@
 """The rollout worker: `python -m rljob_rollout_worker.main`.
 
-SIGTERM drains (`drainSeconds`), a second one hands everything back at once. Ends with 0 when the job is over or it has
-drained, 2 for bad input (the last line of stderr says what), 3 when another process has taken its name, 1 for anything else:
-then the driver restarts it, its new boot id forfeits the leases of the old one, and its sandboxes are given back.
+SIGTERM drains (`drainSeconds`), a second one hands everything back at once. Ends with 0 when the
+job is over or it has drained, 2 for bad input (the last line of stderr says what), 3 when another
+process has taken its name, 1 for anything else: then the driver restarts it, its new boot id
+forfeits the leases of the old one, and its sandboxes are given back.
 """
 
 from __future__ import annotations

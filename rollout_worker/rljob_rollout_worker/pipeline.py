@@ -1,25 +1,29 @@
 """(1)-(4) The staged dispatcher.
 
-                    ┌── ahead of the model: at most `ahead` ──┐
-    ledger ──lease──► acquire ──────► setup ──────────────────► run ──────────────────► reward ──► deliver ──► ledger
-                      slots, deadline slots, deadline           slots, run deadline     slots, deadline    until answered
-                      ▲                                          │ export, release       │
-                      └────────── a fresh sandbox ◄──────────────┘ (freshSandbox)        │
-    heartbeat ─ already_done, hopeless ─► cancel ─► close ◄──────────────────────────────┴── failure ─► fail ─► ledger
+                    ┌─ ahead of the model: `ahead` ─┐
+    ledger ──lease──► acquire ─────► setup ───────────► run ───────────► reward ─────► deliver ──► ledger
+                      slots          slots              slots            slots         until answered
+                      deadline       deadline           run deadline     deadline
+                      ▲                                  │ export, release │
+                      └──── a fresh sandbox ◄────────────┘ (freshSandbox)  │
+    heartbeat ─ already_done, hopeless ─► cancel ─► close ◄────────────────┴─ failure ─► fail ─► ledger
 
-Consumes leases, only while the engine names a version; produces completions. Each attempt is one task that walks through
-the stages; each stage has slots of its own, a queue in order of urgency (validation, then the oldest group, so that no group
-waits long for its last member) and a deadline that starts with the slot.
+Consumes leases, only while the engine names a version; produces completions. Each attempt is one
+task that walks through the stages; each stage has slots of its own, a queue in order of urgency
+(validation, then the oldest group, so that no group waits long for its last member) and a deadline
+that starts with the slot.
 
 No stage can block another for ever, because waiting goes one way only:
 
     place ahead ──► acquire slot ──► sandbox ──► setup, run or reward slot ──► engine
 
-Who waits holds only what stands to the left; nobody waits for a sandbox while it holds one, and no setup, run or reward slot
-is held by anyone who waits for a sandbox. So a queue empties within (its length / its slots) × its deadline. `ahead` bounds
-the sandboxes that are made ready before the model has room for them.
+Who waits holds only what stands to the left; nobody waits for a sandbox while it holds one, and no
+setup, run or reward slot is held by anyone who waits for a sandbox. So a queue empties within (its
+length / its slots) × its deadline. `ahead` bounds the sandboxes that are made ready before the
+model has room for them.
 
-What unblocks the loops: an attempt that ends wakes `lease_loop` at once; else it asks again after what the ledger says.
+What unblocks the loops: an attempt that ends wakes `lease_loop` at once; else it asks again after
+what the ledger says.
 """
 
 from __future__ import annotations
@@ -42,6 +46,8 @@ from rljob_rollout_worker.gate import SwitchGate
 from rljob_rollout_worker.slots import Priority, Slots
 
 LONGEST_NAP_SECONDS = 2.0
+LOOK_SECONDS = 0.1
+"""How soon an idle worker sees that its engine has another version."""
 CLOSE_SECONDS = 60.0
 """Bound of giving back what a cancelled attempt holds; the calls have shorter deadlines of their own."""
 CONCLUDE_SECONDS = 5.0
@@ -182,7 +188,7 @@ class Pipeline:
         self.waiting_for = "" if reply.leases else reply.reason or ""
         self.finished = reply.reason == "finished"
         if self.gate is not None:
-            self.gate.nothing_to_lease = not reply.leases
+            self.gate.exhausted = None if reply.leases else version
         return (
             0.0 if reply.leases else min(max(reply.retry_after_seconds, 0.02), LONGEST_NAP_SECONDS)
         )
@@ -196,8 +202,14 @@ class Pipeline:
         return 0.5
 
     async def _nap(self, seconds: float) -> None:
-        if not seconds:
-            return
+        """Until an attempt ends or the engine has another version, at most so long."""
+        version, end = self._current(), self._clock.monotonic() + seconds
+        while (left := end - self._clock.monotonic()) > 0:
+            if self._changed.is_set() or self._current() != version:
+                return
+            await self._wait(min(left, LOOK_SECONDS))
+
+    async def _wait(self, seconds: float) -> None:
         waiter = asyncio.ensure_future(self._changed.wait())
         sleeper = asyncio.ensure_future(self._clock.sleep(seconds))
         try:
@@ -285,8 +297,9 @@ class Pipeline:
 
     async def _bounded(self, stage: str, work: Awaitable[None]) -> None:
         limit = self._seconds[stage]
+        deadline = asyncio.timeout(limit)
         try:
-            async with asyncio.timeout(limit) as deadline:
+            async with deadline:
                 await work
         except TimeoutError:
             if not deadline.expired():

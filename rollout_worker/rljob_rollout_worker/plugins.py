@@ -1,7 +1,8 @@
 """The Task Configs of a job, resolved once: what a row's task name means here.
 
-Every plugin of the manifest is resolved and constructed at the worker's start, so that a wrong name or option ends it with
-one line before anything is leased. Tasks and rewards are shared by all episodes; agents and tools are made anew for each.
+Every plugin of the manifest is resolved and constructed at the worker's start, so that a wrong name
+or option ends it with one line before anything is leased. Tasks and rewards are shared by all
+episodes; agents and tools are made anew for each.
 """
 
 from __future__ import annotations
@@ -103,7 +104,9 @@ class Bench:
             problem = f"{config.type} cannot export what is to be scored"
             fix = "give the task export() and load(), or leave the key out"
             raise ManifestError(f"{where}.reward.freshSandbox", problem, fix)
-        self.agent(), self.tools()  # refuse wrong options now, not in the first episode
+        # refuse wrong options now, not in the first episode
+        self.agent()
+        self.tools()
 
     @property
     def exporting(self) -> ExportingTask | None:

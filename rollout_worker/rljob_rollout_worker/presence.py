@@ -3,8 +3,9 @@
     heartbeat_loop   every 10 s   leases live on; what is `already_done` or `hopeless` is dropped
     report_loop      every 2 s    waiting_for and facts for the live view
 
-Both go on while the store is away: episodes run on without it. One that is away for longer than `Delivery.outage_seconds` ends
-the worker. `FencedError` ends it at once: another process runs under its name.
+Both go on while the store is away: episodes run on without it. One that is away for longer than
+`Delivery.outage_seconds` ends the worker. `FencedError` ends it at once: another process runs under
+its name.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class Presence:
 
     def report(self) -> Report:
         """What there is to say now."""
-        stages = dict.fromkeys(STAGES, 0)
+        stages: dict[str, int] = dict.fromkeys(STAGES, 0)
         for attempt in self._pipeline.attempts:
             stages[attempt.stage] += 1
         for stage, number in stages.items():

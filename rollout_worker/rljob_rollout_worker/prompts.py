@@ -1,7 +1,8 @@
 """(1) Prepared rows, by index.
 
-The ledger hands out an index; which row that is, is a pure function of (seed, data hash, index): every epoch is a full
-permutation of its own. No sampler state exists outside the index, so a resumed job sees the rows it would have seen.
+The ledger hands out an index; which row that is, is a pure function of (seed, data hash, index):
+every epoch is a full permutation of its own. No sampler state exists outside the index, so a
+resumed job sees the rows it would have seen.
 """
 
 from __future__ import annotations
@@ -129,5 +130,5 @@ def train_position(seed: int, data_hash: str, num_rows: int, index: int) -> int:
 def _permutation(seed: int, data_hash: str, num_rows: int, epoch: int) -> list[int]:
     order = list(range(num_rows))
     # a string seed is hashed with SHA-512 by `random`, the same on every machine and Python version
-    random.Random(f"{seed}/{data_hash}/{epoch}").shuffle(order)  # noqa: S311 - an order, not a secret
+    random.Random(f"{seed}/{data_hash}/{epoch}").shuffle(order)
     return order

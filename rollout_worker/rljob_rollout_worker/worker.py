@@ -18,7 +18,7 @@ import structlog
 from rljob.api.rljob_types import RLJob, Sampling
 from rljob.clock import Clock
 from rljob.errors import DataError
-from rljob.gateway import Session
+from rljob.gateway import Session, SessionSampling
 from rljob.ids import PolicyVersion
 from rljob.ledger.types import Lease
 from rljob.task_config import Chat
@@ -257,10 +257,10 @@ def limits_of(job: RLJob) -> Limits:
     )
 
 
-def sampling_of(sampling: Sampling) -> dict[str, float]:
+def sampling_of(sampling: Sampling) -> SessionSampling:
     """What the gateway is told, and the trajectory records."""
-    return {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "max_tokens_per_turn": sampling.max_tokens_per_turn,
-    }
+    return SessionSampling(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        max_tokens_per_turn=sampling.max_tokens_per_turn,
+    )

@@ -36,7 +36,7 @@ class Engine:
 
 def grep(box: FakeSandbox, line: str) -> ExecResult:
     """What `grep -i -e ^COUNTRY= atlas.txt` finds."""
-    country = line.split("^")[1].split("=")[0].lower()
+    country = line.split("^")[1].split("=", maxsplit=1)[0].lower()
     hits = [
         row
         for row in box.files["atlas.txt"].decode().splitlines()

@@ -1,13 +1,14 @@
 """`react`: think, act, observe, until something is submitted.
 
-    messages ──► chat.complete ──► assistant turn ──┬─ tool calls ──► checked against their schema ──► tool ──► observation ─┐
-       ▲                                            └─ no valid call ──► observation `error: …`, or the end (see below)      │
-       └─────────────────────────────────────────────────────────────────────────────────────────────────────────────────────┘
+    messages ──► chat.complete ──► assistant turn ─┬─ calls ──► schema checked ──► tool ─┬─► observation ─┐
+       ▲                                           └─ no valid call ────► `error: …` ────┘                │
+       └──────────────────────────────────────────────────────────────────────────────────────────────────┘
 
-Ends as `completed` when a tool says so (`submit`), as `context_full` when the context has no token left, as `max_turns` after
-so many assistant turns. A turn without any tool call is the answer where no tool called `submit` is configured; where one is,
-it is a mistake that the model reads as `error: no valid tool call`, like one whose call did not parse. Everything a model
-can get wrong becomes such an observation; infrastructure errors and bugs of tools go up to the episode.
+Ends as `completed` when a tool says so (`submit`), as `context_full` when the context has no token
+left, as `max_turns` after so many assistant turns. A turn without any tool call is the answer where
+no tool called `submit` is configured; where one is, it is a mistake that the model reads as `error:
+no valid tool call`, like one whose call did not parse. Everything a model can get wrong becomes
+such an observation; infrastructure errors and bugs of tools go up to the episode.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """`shell_files`: a few text files in a sandbox and one question about them, checked exactly.
 
-A row's metadata: `files` {path: text} that the sandbox starts with, `answer` that must be submitted, and `expect`
-{path: text} of files that must read so at the end. Paths are relative to the sandbox's working directory. No partial credit:
-a verifier that pays for half an answer teaches half answers.
+A row's metadata: `files` {path: text} that the sandbox starts with, `answer` that must be
+submitted, and `expect` {path: text} of files that must read so at the end. Paths are relative to
+the sandbox's working directory. No partial credit: a verifier that pays for half an answer teaches
+half answers.
 """
 
 from __future__ import annotations

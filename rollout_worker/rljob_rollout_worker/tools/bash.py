@@ -1,7 +1,8 @@
 """`bash`: one shell command in the sandbox.
 
-Each call is a shell of its own: files persist from call to call, `cd` and variables do not. What the model reads is what
-a person at a terminal would: standard output, then standard error, cut in the middle when it is long.
+Each call is a shell of its own: files persist from call to call, `cd` and variables do not. What
+the model reads is what a person at a terminal would: standard output, then standard error, cut in
+the middle when it is long.
 """
 
 from __future__ import annotations

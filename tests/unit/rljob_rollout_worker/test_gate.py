@@ -54,7 +54,7 @@ async def test_a_batch_that_has_begun_is_completed_first() -> None:
     await scene.clock.advance(5)
     assert scene.gate.leases_may_start
     assert not waiting.done(), "the ledger may have more of this batch"
-    scene.gate.nothing_to_lease = True
+    scene.gate.exhausted = OLD
     await scene.clock.advance(1)
     assert waiting.done()
 

@@ -8,6 +8,7 @@ import pytest
 
 from rljob.codec import unpack
 from rljob.errors import ManifestError
+from rljob.gateway import SessionSampling
 from rljob.ids import PolicyVersion
 from rljob.testing.chat import FakeGateway, call
 from rljob.testing.ledger import FakeLedger
@@ -24,11 +25,9 @@ def records(home: Any) -> list[Any]:
 async def test_validation_is_sampled_its_own_way(house: Make) -> None:
     home = house(ledger=FakeLedger(1, validation=True))
     await home.run()
-    assert home.gateway.specs[0].sampling == {
-        "temperature": 0.5,
-        "top_p": 1.0,
-        "max_tokens_per_turn": 9,
-    }
+    assert home.gateway.specs[0].sampling == SessionSampling(
+        temperature=0.5, top_p=1.0, max_tokens_per_turn=9
+    )
     assert records(home)[0].sampling["temperature"] == 0.5
 
 
@@ -36,7 +35,7 @@ async def test_training_is_sampled_as_the_rollout_says(house: Make) -> None:
     home = house(ledger=FakeLedger(1))
     await home.run()
     (spec,) = home.gateway.specs
-    assert (spec.sampling["temperature"], spec.max_context_tokens) == (1.0, 512)
+    assert (spec.sampling.temperature, spec.max_context_tokens) == (1.0, 512)
     assert spec.session_id == "t0-0.0.1.01234567"
 
 
@@ -118,7 +117,7 @@ async def test_validation_goes_before_training_and_old_groups_before_new(house: 
     first, *rest = sorted(home.worker.pipeline.attempts, key=lambda a: a.priority)
     assert first.lease.row_index == 0
     assert [a.lease.row_index for a in rest] == [1, 2, 3, 4, 5]
-    assert (0, 99) < first.priority
+    assert first.priority > (0, 99)
     assert home.worker.presence.report().waiting_for == "sandboxes"
     home.worker.stop()
     home.worker.stop()
