@@ -25,6 +25,7 @@ from rljob.errors import MachineError, ManifestError, UserError
 from rljob.settings import Settings
 
 PLUGIN = "rljob_rollout_worker.vllm_plugin"
+CPU_SERVER = "rljob_rollout_worker.vllm_cpu"
 MIN_KV_CACHE_BYTES, MAX_KV_CACHE_BYTES = 64 * 2**20, 2**30
 """On a CPU: as much as all concurrent episodes need at full length, within these; at least two full sequences."""
 
@@ -47,7 +48,7 @@ def engine_argv(job: RLJob, settings: Settings, *, has_accelerator: bool) -> lis
     rollout, model = job.spec.rollout, _model_dir(settings)
     _refuse_reserved(rollout.engine.args)
     return [
-        *(["vllm.entrypoints.cli.main", "serve", str(model)] if has_accelerator else [PLUGIN, "--model", str(model)]),
+        *(["vllm.entrypoints.cli.main", "serve"] if has_accelerator else [CPU_SERVER, "--model"]), str(model),
         "--served-model-name", MODEL_NAME,
         "--host", settings.bind_host, "--port", str(urlsplit(settings.engine_url).port),
         "--max-model-len", str(job.spec.model.max_context_length),

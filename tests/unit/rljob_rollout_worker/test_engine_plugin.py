@@ -110,7 +110,7 @@ def test_the_plugin_stands_alone():
 def test_the_root_cause_of_a_forked_process_is_known_to_its_parent():
     code = """if True:
         import logging, os
-        from rljob_rollout_worker.vllm_plugin import RootCause
+        from rljob_rollout_worker.vllm_cpu import RootCause
         cause = RootCause()
         log = logging.getLogger("x")
         log.addHandler(cause)
@@ -124,5 +124,7 @@ def test_the_root_cause_of_a_forked_process_is_known_to_its_parent():
         os.wait()
         print("after:", cause.read())
     """
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
     assert run.stdout.splitlines() == ["before: ", "after: ValueError('no such model')"]

@@ -1,0 +1,69 @@
+# pyright: basic
+"""`vllm serve` for a machine without an accelerator: `python -m rljob_rollout_worker.vllm_cpu --model …`.
+
+vLLM's CPU platform spawns its engine process, which then imports torch and vLLM a second time. Forked instead, as on
+any other platform, it starts in half the time (18.5 s for 35 s) and takes 0.3 GiB less.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import traceback
+from typing import Any
+
+
+def serve_on_cpu() -> None:
+    """Serve as the command line says. Exits with 1, the cause on the last line, when the engine does not start."""
+    from vllm.entrypoints.launchers.api_server.entry import main
+    from vllm.platforms.cpu import CpuPlatform
+
+    check_and_update_config, cause = CpuPlatform.check_and_update_config, RootCause()
+
+    def then_fork(vllm_config: Any) -> None:
+        check_and_update_config(vllm_config)
+        logging.getLogger("vllm").addHandler(cause)
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+
+    CpuPlatform.check_and_update_config = staticmethod(then_fork)
+    try:
+        main()
+    except Exception as error:  # noqa: BLE001 - the last boundary: whatever it was is named last
+        reason = cause.read() or repr(error)
+        traceback.print_exc()
+        sys.stderr.write(f"the engine did not start: {reason}\n")
+        sys.exit(1)
+
+
+class RootCause(logging.Handler):
+    """The last exception that was logged, in this process or in one forked from it.
+
+    vLLM's own last line says only that the root cause is somewhere above; the driver shows the end of the log.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self._read_end, self._write_end = os.pipe()
+        os.set_blocking(self._read_end, False)
+        os.set_blocking(self._write_end, False)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler.emit`."""
+        if record.exc_info and record.exc_info[1]:
+            with contextlib.suppress(BlockingIOError):
+                os.write(
+                    self._write_end,
+                    f"{record.exc_info[1]!r}"[:500].replace("\n", " ").encode() + b"\n",
+                )
+
+    def read(self) -> str:
+        """What was logged last; empty when nothing was."""
+        with contextlib.suppress(BlockingIOError):
+            return os.read(self._read_end, 65_536).decode(errors="replace").splitlines()[-1]
+        return ""
+
+
+if __name__ == "__main__":
+    serve_on_cpu()
