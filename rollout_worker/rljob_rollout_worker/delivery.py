@@ -27,6 +27,8 @@ from rljob_rollout_worker.completions import Answer, CompletionLine, CompletionL
 
 OUTAGE_SECONDS = 300.0
 """How long a store may be away before the worker gives up; each call of the ledger waits some seconds by itself."""
+RELEASE_SECONDS = 5.0
+"""The same for leases that are handed back: they end by themselves if nobody hears of it."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 2.0
 
 T = TypeVar("T")
@@ -150,16 +152,17 @@ class Delivery:
     async def release(self, attempts: Sequence[tuple[EpisodeId, int]]) -> None:
         """Hand attempts back uncounted. Raises StoreError, FencedError."""
         if attempts:
-            await self._insist(lambda: self._ledger.release(*self._me, attempts))
+            await self._insist(lambda: self._ledger.release(*self._me, attempts), RELEASE_SECONDS)
             telemetry.ATTEMPTS.inc(len(attempts), answer="released")
 
-    async def _insist(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def _insist(self, call: Callable[[], Awaitable[T]], seconds: float | None = None) -> T:
         began, pause = self._clock.monotonic(), FIRST_PAUSE_SECONDS
+        limit = self.outage_seconds if seconds is None else seconds
         while True:
             try:
                 return await call()
             except StoreError as error:
-                if self._clock.monotonic() - began >= self.outage_seconds:
+                if self._clock.monotonic() - began >= limit:
                     raise
                 _log.warning("store_unreachable", reason=str(error), retry_after_seconds=pause)
             await self._clock.sleep(pause)

@@ -43,6 +43,7 @@ from rljob_rollout_worker.watch import WatchedChat, WatchedSandbox
 
 DEATHS_ARE_THE_AGENTS = 2
 """So many sandboxes that die under the same episode's own commands are its fault, or it would learn to kill them."""
+REMEMBERED_DEATHS = 10_000
 EVIDENCE_CHARS = 4000
 TTL_SLACK_SECONDS = 600.0
 """What a claim lives beyond all deadlines of its episode: waits between stages, engine pauses."""
@@ -109,6 +110,7 @@ class Episode:
         self._box_id = ""
         self._session: Session | None = None
         self._closed: ClosedSession | None = None
+        self._chat: WatchedChat | None = None
         self._result: AgentResult | None = None
         self._exported: bytes | None = None
         self._reward: Reward | None = None
@@ -129,8 +131,8 @@ class Episode:
     @property
     def evidence(self) -> str:
         """The end of the conversation and the error, for the dead-letter stream."""
-        tail = msgspec.json.encode(self._result.messages[-2:]).decode() if self._result else ""
-        return f"{self._error}\n{tail}"[:EVIDENCE_CHARS]
+        said = self._chat.cut_off("completed").messages[-2:] if self._chat is not None else []
+        return f"{self._error}\n{msgspec.json.encode(said).decode()}"[-EVIDENCE_CHARS:]
 
     async def acquire(self) -> None:
         """Claim a sandbox. Raises InfraError, UserError."""
@@ -166,7 +168,7 @@ class Episode:
         """Run the agent to its end and fetch what it sampled. Raises InfraError, TaskError."""
         watched = WatchedSandbox(self._held())
         self._session = await self._world.gateway.open_session(self._session_spec())
-        chat = WatchedChat(self._world.chat(self._session))
+        self._chat = chat = WatchedChat(self._world.chat(self._session))
         self._result = await self._run_agent(chat, watched)
         died = watched.lost if self._result.outcome != "agent_error" else None
         if died is not None and not self._is_agents_fault():
@@ -274,7 +276,9 @@ class Episode:
 
     def _is_agents_fault(self) -> bool:
         deaths, episode = self._world.deaths, str(self._ticket.episode)
-        deaths[episode] = deaths.get(episode, 0) + 1
+        deaths[episode] = deaths.pop(episode, 0) + 1
+        if len(deaths) > REMEMBERED_DEATHS:  # of episodes that were given up elsewhere
+            del deaths[next(iter(deaths))]
         return deaths[episode] >= DEATHS_ARE_THE_AGENTS
 
     def _require_tokens(self) -> None:

@@ -317,19 +317,26 @@ class Pipeline:
 
     # ── endings ──
 
-    async def drop(self, attempts: Iterable[Attempt]) -> None:
-        """End attempts without telling the ledger, and wait until they hold nothing."""
+    def cancel(self, attempts: Iterable[Attempt]) -> list[asyncio.Task[None]]:
+        """Begin to end attempts without telling the ledger; the tasks end when they hold nothing."""
         tasks = [attempt.task for attempt in attempts if attempt.task is not None]
         for task in tasks:
             task.cancel()
-        if tasks:
+        return tasks
+
+    async def drop(self, attempts: Iterable[Attempt]) -> None:
+        """`cancel`, and wait for it."""
+        if tasks := self.cancel(attempts):
             await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
 
     async def hand_back(self, attempts: Iterable[Attempt]) -> None:
         """End attempts and give their leases back, uncounted."""
         chosen = list(attempts)
         await self.drop(chosen)
-        await self._delivery.release([attempt.key for attempt in chosen])
+        try:
+            await self._delivery.release([attempt.key for attempt in chosen])
+        except StoreError as error:  # then the leases end by themselves, at their time
+            _log.warning("leases_not_released", reason=str(error))
 
     async def hand_back_sampling(self) -> None:
         """Hand back the training attempts that the model has not finished with."""

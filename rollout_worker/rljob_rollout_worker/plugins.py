@@ -8,7 +8,7 @@ episodes; agents and tools are made anew for each.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -59,6 +59,15 @@ class Ref(Protocol):
     @property
     def options(self) -> dict[str, Any]:
         """Keyword arguments of the constructor."""
+        ...
+
+
+@runtime_checkable
+class CheckingTask(Protocol):
+    """A task that can tell a malformed row without a sandbox."""
+
+    def check(self, row: Row) -> None:
+        """Raises DataError."""
         ...
 
 
@@ -129,6 +138,12 @@ class Bench:
             )
             raise ManifestError(f"{self._where}.agent.tools", problem, fix)
         return tools
+
+    def check(self, row: Row) -> None:
+        """Refuse a malformed row before anything runs. Raises DataError."""
+        self.plan(row)
+        if isinstance(self.task, CheckingTask):
+            self.task.check(row)
 
     def plan(self, row: Row) -> RowPlan:
         """The Task Config with the row's overrides. Raises DataError."""

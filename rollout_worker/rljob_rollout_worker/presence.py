@@ -11,6 +11,7 @@ its name.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import structlog
 
@@ -57,6 +58,7 @@ class Presence:
         identity: (worker, boot id).
         clock: Time.
         outage_seconds: How long the store may be away.
+        engine_problem: What stands between the engine and a version.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Presence:
         identity: tuple[str, str],
         clock: Clock,
         outage_seconds: float,
+        engine_problem: Callable[[], str],
     ) -> None:
         self._pipeline, self._ledger, self._identity, self._clock = (
             pipeline,
@@ -73,7 +76,7 @@ class Presence:
             identity,
             clock,
         )
-        self._outage_seconds = outage_seconds
+        self._outage_seconds, self._engine_problem = outage_seconds, engine_problem
         self.rate = TokenRate(clock)
 
     async def heartbeat_loop(self) -> None:
@@ -98,7 +101,7 @@ class Presence:
             verdict = verdicts[attempt.key]
             _log.info("episode_dropped", episode=str(attempt.lease.episode), verdict=verdict)
             telemetry.ATTEMPTS.inc(answer=verdict)
-        await self._pipeline.drop(dropped)
+        self._pipeline.cancel(dropped)  # not awaited: the other leases want their heartbeat in time
 
     async def report_loop(self) -> None:
         """Tell the ledger how it goes. Never ends by itself. Raises FencedError."""
@@ -124,7 +127,10 @@ class Presence:
 
     def _waiting_for(self, running: int, stages: dict[str, int]) -> str:
         why = self._pipeline.waiting_for
-        if not running or why in ("engine", "store"):
+        if why == "engine":
+            problem = self._engine_problem()
+            return f"engine: {problem}" if problem else why
+        if not running or why == "store":
             return why
         if stages["acquire"] == running:
             return "sandboxes"

@@ -82,8 +82,12 @@ class Rows:
             return msgspec.json.decode(self._lines[position], type=Row)
         except msgspec.DecodeError as error:
             raise DataError(
-                f"{self._path}:{position + 1}", str(error), "fix the row and prepare again"
+                self.where(position), str(error), "fix the row and prepare again"
             ) from None
+
+    def where(self, position: int) -> str:
+        """File and line, for people."""
+        return f"{self._path}:{position + 1}"
 
     def row_hash(self, position: int) -> str:
         """First 16 hex digits of the SHA-256 of the prepared line, which is the row's canonical JSON."""

@@ -21,7 +21,7 @@ from rljob.errors import DataError
 from rljob.gateway import Session, SessionSampling
 from rljob.ids import PolicyVersion
 from rljob.ledger.types import Lease
-from rljob.task_config import Chat
+from rljob.task_config import Chat, Row
 from rljob_rollout_worker.claims import Broker, Claims
 from rljob_rollout_worker.completions import CompletionLog
 from rljob_rollout_worker.delivery import OUTAGE_SECONDS, Delivery, WorkerLedger
@@ -46,6 +46,9 @@ class EngineWatch(Protocol):
 
     before_switch: Callable[[PolicyVersion], Awaitable[None]] | None
     """Awaited before the engine is told to switch."""
+
+    problem: str
+    """Why there is no version, for people."""
 
     @property
     def current(self) -> PolicyVersion | None:
@@ -82,6 +85,7 @@ class Worker:
         self._parts, job, clock = parts, parts.job, parts.clock
         self._prompts = Prompts(parts.artifacts, job.spec.data.train.seed)
         self._benches: Mapping[str, Bench] = benches(job, parts.search_path)
+        self._check_rows()
         self._clock = EngineClock(clock, lambda: parts.engine.current is not None)
         self.claims = Claims(parts.broker, parts.artifacts / "claims" / f"{parts.worker}.txt")
         self.log = CompletionLog(parts.artifacts / "completions" / f"{parts.worker}.jsonl")
@@ -104,7 +108,14 @@ class Worker:
             identity=identity,
             clock=clock,
         )
-        self.presence = Presence(self.pipeline, parts.ledger, identity, clock, parts.outage_seconds)
+        self.presence = Presence(
+            self.pipeline,
+            parts.ledger,
+            identity,
+            clock,
+            parts.outage_seconds,
+            lambda: parts.engine.problem,
+        )
         self.pipeline.on_tokens = self.presence.rate.add
         if not job.spec.rollout.updates_in_flight:
             self.pipeline.gate = self._make_gate()
@@ -122,12 +133,7 @@ class Worker:
         spec = self._parts.job.spec
         rows, position = self._prompts.locate(lease.row_index, validation=lease.validation)
         row = rows.row(position)
-        if (bench := self._benches.get(row.task)) is None:
-            raise DataError(
-                f"row {position + 1}",
-                f"task {row.task!r} is not configured",
-                "add it to spec.tasks",
-            )
+        bench = bench_of(self._benches, row)
         sampling = spec.rollout.sampling
         if lease.validation and spec.data.validation is not None:
             sampling = spec.data.validation.sampling or sampling
@@ -211,6 +217,18 @@ class Worker:
         await self.claims.aclose()
         await self.log.aclose()
 
+    def _check_rows(self) -> None:
+        """Every row has its Task Config and passes it: a bad one ends the worker now, with its line."""
+        splits = (self._prompts.train, self._prompts.validation)
+        for rows in (split for split in splits if split is not None):
+            for position in range(len(rows)):
+                row = rows.row(position)
+                try:
+                    bench_of(self._benches, row).check(row)
+                except DataError as error:
+                    where = f"{rows.where(position)}: {error.path}"
+                    raise DataError(where, error.problem, error.fix) from None
+
     def _make_world(self) -> World:
         parts, spec = self._parts, self._parts.job.spec
         return World(
@@ -255,6 +273,13 @@ def limits_of(job: RLJob) -> Limits:
     return Limits(
         capacity=capacity, acquire=burst, setup=burst, run=capacity, reward=burst, ahead=capacity
     )
+
+
+def bench_of(table: Mapping[str, Bench], row: Row) -> Bench:
+    """The Task Config that a row names. Raises DataError."""
+    if (bench := table.get(row.task)) is None:
+        raise DataError("task", f"{row.task!r} is not configured", "add it to spec.tasks")
+    return bench
 
 
 def sampling_of(sampling: Sampling) -> SessionSampling:

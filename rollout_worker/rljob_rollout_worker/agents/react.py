@@ -20,6 +20,7 @@ import msgspec
 from jsonschema.exceptions import best_match
 from jsonschema.validators import Draft202012Validator
 
+from rljob import telemetry
 from rljob.errors import TaskError
 from rljob.task_config import AgentContext, AgentResult, ChatReply, Message, Tool, ToolResult
 from rljob.trajectory import Outcome
@@ -118,9 +119,12 @@ class _Conversation:
         try:
             arguments = parse_arguments(tool, function.get("arguments"))
             self._tool_calls += 1
-            return await tool.call(self._context.box, arguments)
+            result = await tool.call(self._context.box, arguments)
         except TaskError as error:
+            telemetry.TOOL_CALLS.inc(tool=tool.name, result="error")
             return ToolResult(text=f"error: {error}\n")
+        telemetry.TOOL_CALLS.inc(tool=tool.name, result="ok")
+        return result
 
 
 def tool_schema(tool: Tool) -> dict[str, Any]:

@@ -27,6 +27,7 @@ class FakeEngine:
     def __init__(self, version: PolicyVersion | None = PolicyVersion(1, 0)) -> None:
         self.current = version
         self.before_switch: Any = None
+        self.problem = "it starts"
 
     async def run(self) -> None:
         await asyncio.Event().wait()

@@ -10,6 +10,7 @@ import pytest
 
 from rljob.codec import unpack
 from rljob.errors import (
+    DataError,
     DeadlineError,
     EngineError,
     FencedError,
@@ -201,11 +202,22 @@ async def test_no_sandbox_in_time_is_retried(house: Make) -> None:
     }
 
 
-async def test_a_row_without_a_task_config_is_dead_lettered_with_the_reason(house: Make) -> None:
-    home = house(ledger=FakeLedger(1), row={"task": "other"})
-    await home.run()
-    assert len(home.ledger.dead) == 1
-    assert "task 'other' is not configured" in home.ledger.failures[0][2]
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"task": "other"}, "train.jsonl:1: task: 'other' is not configured; add it to spec.tasks"),
+        ({"metadata": {"answer": 3}}, "train.jsonl:1: metadata: not a shell_files row: Expected"),
+        ({"overrides": {"reward": 1}}, "train.jsonl:1: overrides: Object contains unknown field"),
+        ({"overrides": {"maxTurns": 0}}, "train.jsonl:1: overrides.maxTurns: 0 is out of range"),
+        ({"overrides": {"maxTurns": "many"}}, "train.jsonl:1: overrides: Expected `int | null`"),
+    ],
+)
+async def test_a_row_that_cannot_run_is_refused_at_the_start(
+    house: Make, row: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(DataError) as caught:
+        house(row=row)
+    assert problem in str(caught.value)
 
 
 async def test_nothing_sampled_is_nothing_to_train(house: Make) -> None:
@@ -231,7 +243,7 @@ async def test_a_dropped_episode_ends_and_gives_everything_back(house: Make) -> 
     first, second = [attempt.key for attempt in home.worker.pipeline.attempts]
     home.ledger.verdicts = {first: "hopeless", second: "already_done"}
     await home.worker.presence.heartbeat()
-    assert home.worker.pipeline.attempts == []
+    await until(lambda: home.worker.pipeline.attempts == [])
     assert home.broker.claimed == {}
     assert home.gateway.open == {}
     home.worker.stop()
