@@ -95,7 +95,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def bound(self, n: int) -> int:
         eta = self.config.max_staleness
-        return min((eta + min(n, self.trained) + 1) * self.per_step, self.config.steps * self.per_step)
+        return min(
+            (eta + min(n, self.trained) + 1) * self.per_step, self.config.steps * self.per_step
+        )
 
     def next_version(self) -> int:
         return self.archived + self.recorded
@@ -110,7 +112,11 @@ class LedgerMachine(RuleBasedStateMachine):
         return oldest < bound
 
     def ready(self) -> list[GroupId]:
-        whole = [name for name, group in self.live.items() if len(group.done) == self.size and name not in self.taken]
+        whole = [
+            name
+            for name, group in self.live.items()
+            if len(group.done) == self.size and name not in self.taken
+        ]
         return sorted(whole, key=lambda name: (self._age(self.live[name]), self.live[name].order))
 
     @staticmethod
@@ -120,7 +126,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     # ── what the ledger did ──
 
-    def settle(self, *, gone: set[GroupId] = frozenset(), version: int | None = None, late: bool = False) -> None:
+    def settle(
+        self, *, gone: set[GroupId] = frozenset(), version: int | None = None, late: bool = False
+    ) -> None:
         """Compare the live groups with the model; whatever vanished beside `gone` must have been past its bound."""
         facts = self.run(self.ledger.facts())
         now = {GroupId.parse(name) for name in facts.live_groups}
@@ -130,7 +138,9 @@ class LedgerMachine(RuleBasedStateMachine):
             group = self.live.pop(name)
             if name in gone:
                 continue
-            assert late or self.past(group, self.next_version() if version is None else version), f"{name} vanished"
+            assert late or self.past(group, self.next_version() if version is None else version), (
+                f"{name} vanished"
+            )
             limit = self.config.max_evictions
             assert facts.evictions.get(name.major) == name.minor + 1 or (
                 name.minor >= limit and name.major in facts.dead_rows
@@ -219,7 +229,9 @@ class LedgerMachine(RuleBasedStateMachine):
         engine = self.engines[worker]
         request = f"{worker}-{next(self.counter)}"
         for _ in range(1 + twice):
-            reply = self.run(self.ledger.lease(worker, self.boot(worker), engine, slots, request_id=request))
+            reply = self.run(
+                self.ledger.lease(worker, self.boot(worker), engine, slots, request_id=request)
+            )
         assert len(reply.leases) <= slots
         assert (reply.reason is None) == (len(reply.leases) == slots)
         named = {lease.episode.group for lease in reply.leases}
@@ -228,12 +240,23 @@ class LedgerMachine(RuleBasedStateMachine):
         # Groups that a lease call evicted are settled before its new ones are known.
         for name in self.live.keys() - {GroupId.parse(text) for text in facts.live_groups}:
             assert self.past(self.live.pop(name), self.next_version())
-        self.admit([Held(lease, worker, self.boot(worker), engine) for lease in reply.leases], engine.n, reply.reason)
-        assert all(name.is_validation or name.minor == facts.evictions.get(name.major, 0) for name in new)
+        self.admit(
+            [Held(lease, worker, self.boot(worker), engine) for lease in reply.leases],
+            engine.n,
+            reply.reason,
+        )
+        assert all(
+            name.is_validation or name.minor == facts.evictions.get(name.major, 0) for name in new
+        )
         self.settle()
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data(), reward=st.sampled_from([0.0, 1.0]), empty=st.integers(0, 9), twice=st.booleans())
+    @rule(
+        data=st.data(),
+        reward=st.sampled_from([0.0, 1.0]),
+        empty=st.integers(0, 9),
+        twice=st.booleans(),
+    )
     def complete(self, data, reward, empty, twice) -> None:
         item = data.draw(st.sampled_from(self.held))
         episode = item.lease.episode
@@ -243,7 +266,9 @@ class LedgerMachine(RuleBasedStateMachine):
         payload = f"{episode}/{item.lease.attempt}".encode()
         self.run(self.hand_over(item, payload, reward, lo, hi, twice))
 
-    async def hand_over(self, item: Held, payload: bytes, reward: float, lo: int, hi: int, twice: bool = False) -> None:
+    async def hand_over(
+        self, item: Held, payload: bytes, reward: float, lo: int, hi: int, twice: bool = False
+    ) -> None:
         self.held.remove(item)
         episode = item.lease.episode
         info = CompletionInfo(reward=reward, outcome="completed", min_version=lo, max_version=hi)
@@ -265,7 +290,11 @@ class LedgerMachine(RuleBasedStateMachine):
         group.leased.pop(episode.member, None)
         group.done[episode.member] = (lo, hi, reward, payload)
         rewards = {reward for _, _, reward, _ in group.done.values()}
-        if self.config.zero_variance == "drop" and len(group.done) == self.size > 1 and len(rewards) == 1:
+        if (
+            self.config.zero_variance == "drop"
+            and len(group.done) == self.size > 1
+            and len(rewards) == 1
+        ):
             del self.live[episode.group]
         elif twice:
             assert await self.ledger.complete(*arguments) == "accepted"
@@ -277,13 +306,21 @@ class LedgerMachine(RuleBasedStateMachine):
         for item in [item for item in self.held if item.worker == "w0"][left:]:
             n = max(item.version.n, self.policy.n)
             payload = f"{item.lease.episode}/{item.lease.attempt}".encode()
-            self.run(self.hand_over(item, payload, reward if item.lease.episode.member else 0.5, n, n))
+            self.run(
+                self.hand_over(item, payload, reward if item.lease.episode.member else 0.5, n, n)
+            )
 
     # Twice, so that half of a history is ordinary work and steps go by.
-    usual = {"slots": st.integers(1, 8), "reward": st.sampled_from([0.0, 1.0]), "left": st.integers(0, 2)}
+    usual = {
+        "slots": st.integers(1, 8),
+        "reward": st.sampled_from([0.0, 1.0]),
+        "left": st.integers(0, 2),
+    }
     first_work, second_work = rule(**usual)(work), rule(**usual)(work)
 
-    @rule(slots=st.integers(1, 8), left=st.integers(0, 2), publish=st.booleans(), save=st.booleans())
+    @rule(
+        slots=st.integers(1, 8), left=st.integers(0, 2), publish=st.booleans(), save=st.booleans()
+    )
     def work_and_train(self, slots, left, publish, save) -> None:
         """An ordinary step."""
         self.work(slots, 1.0, left)
@@ -313,7 +350,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(worker=st.sampled_from(WORKERS))
     def heartbeat(self, worker) -> None:
-        mine = [item for item in self.held if (item.worker, item.boot) == (worker, self.boot(worker))]
+        mine = [
+            item for item in self.held if (item.worker, item.boot) == (worker, self.boot(worker))
+        ]
         attempts = [(item.lease.episode, item.lease.attempt) for item in mine]
         verdicts = self.run(self.ledger.heartbeat(worker, self.boot(worker), attempts))
         self.settle()
@@ -322,18 +361,26 @@ class LedgerMachine(RuleBasedStateMachine):
             group = self.live.get(episode.group)
             if verdict != "ok":
                 self.held.remove(item)
-                assert episode.group.is_validation or group is None or episode.member in group.done or (
-                    episode.member not in group.leased
+                assert (
+                    episode.group.is_validation
+                    or group is None
+                    or episode.member in group.done
+                    or (episode.member not in group.leased)
                 )
             elif not episode.group.is_validation:
                 assert group is not None
                 group.leased.setdefault(episode.member, item.version.n)
 
     def release(self, worker) -> None:
-        mine = [item for item in self.held if (item.worker, item.boot) == (worker, self.boot(worker))]
+        mine = [
+            item for item in self.held if (item.worker, item.boot) == (worker, self.boot(worker))
+        ]
         attempts = [(item.lease.episode, item.lease.attempt) for item in mine]
         before = {(item.lease.episode, item.lease.attempt) for item in mine}
-        live = {(o.episode, o.attempt) for o in self.run(self.ledger.open_worker(worker, self.boot(worker)))}
+        live = {
+            (o.episode, o.attempt)
+            for o in self.run(self.ledger.open_worker(worker, self.boot(worker)))
+        }
         self.run(self.ledger.release(worker, self.boot(worker), attempts))
         for episode, _ in before & live:
             if not episode.group.is_validation:
@@ -342,14 +389,23 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def die_and_come_back(self, worker) -> None:
         """What it worked on may still be delivered by the process that is dying (`held` keeps it)."""
-        owned = {(o.episode, o.attempt) for o in self.run(self.ledger.open_worker(worker, self.boot(worker)))}
+        owned = {
+            (o.episode, o.attempt)
+            for o in self.run(self.ledger.open_worker(worker, self.boot(worker)))
+        }
         self.boots[worker] += 1
         assert self.run(self.ledger.open_worker(worker, self.boot(worker))) == []
         self.lost({episode for episode, _ in owned})
 
     def every_lease_ends(self, worker) -> None:
         self.run(self.end_leases())
-        self.lost({EpisodeId(name, member) for name, group in self.live.items() for member in group.leased})
+        self.lost(
+            {
+                EpisodeId(name, member)
+                for name, group in self.live.items()
+                for member in group.leased
+            }
+        )
 
     async def end_leases(self) -> None:
         store = self.ledger._store
@@ -377,7 +433,13 @@ class LedgerMachine(RuleBasedStateMachine):
     def scripts_are_forgotten(self, worker) -> None:
         self.run(self.ledger._store._redis.script_flush())
 
-    disturbances = ("release", "die_and_come_back", "every_lease_ends", "engine_switches", "scripts_are_forgotten")
+    disturbances = (
+        "release",
+        "die_and_come_back",
+        "every_lease_ends",
+        "engine_switches",
+        "scripts_are_forgotten",
+    )
 
     @rule(worker=st.sampled_from(WORKERS), what=st.sampled_from(disturbances))
     def disturb(self, worker, what) -> None:
@@ -429,7 +491,11 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(publish=st.booleans(), save=st.booleans())
     def commit(self, publish, save) -> None:
         self.trained += 1
-        if publish or self.config.max_staleness == 0 or self.trained - self.policy.n > self.config.max_staleness:
+        if (
+            publish
+            or self.config.max_staleness == 0
+            or self.trained - self.policy.n > self.config.max_staleness
+        ):
             self.policy = PolicyVersion(self.incarnation, self.trained)
         if save:
             self.checkpoint = self.trained
@@ -485,7 +551,11 @@ class LedgerMachine(RuleBasedStateMachine):
     @precondition(lambda self: hasattr(self, "config") and not self.drained)
     @rule(rows=st.integers(1, 2), settled=st.booleans())
     def open_validation(self, rows, settled) -> None:
-        self.run(self.ledger.open_validation(self.incarnation, self.trained, self.policy, rows, 2, settled))
+        self.run(
+            self.ledger.open_validation(
+                self.incarnation, self.trained, self.policy, rows, 2, settled
+            )
+        )
         self.drained[self.trained] = set()
 
     @precondition(lambda self: self.drained)
@@ -494,7 +564,10 @@ class LedgerMachine(RuleBasedStateMachine):
         ((step, payloads),) = self.drained.items()
         status = self.run(self.ledger.validation(step))
         if status.open:
-            got = [payload for _, payload in self.run(self.ledger.drain_validation(self.incarnation, step))]
+            got = [
+                payload
+                for _, payload in self.run(self.ledger.drain_validation(self.incarnation, step))
+            ]
             assert sorted(got) == sorted(payloads)
             assert status.done == len(got)
             assert status.done + status.dead <= status.total
@@ -519,10 +592,14 @@ class LedgerMachine(RuleBasedStateMachine):
                     min_version=self.policy.n,
                     max_version=self.policy.n,
                 )
-                await ledger.complete("w0", self.boot("w0"), lease.episode, lease.attempt, b"end", info)
+                await ledger.complete(
+                    "w0", self.boot("w0"), lease.episode, lease.attempt, b"end", info
+                )
             await self.train_one()
         assert self.trained == self.config.steps, f"wedged at step {self.trained}: {reply.reason}"
-        rows = [name.row_index for step in range(1, self.trained + 1) for name in self.archive[step]]
+        rows = [
+            name.row_index for step in range(1, self.trained + 1) for name in self.archive[step]
+        ]
         assert len(rows) == len(set(rows)) == self.config.steps * self.per_step
 
     async def train_one(self) -> None:

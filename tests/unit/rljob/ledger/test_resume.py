@@ -80,6 +80,19 @@ async def test_a_lost_archive_is_made_good_with_new_groups(bench):
     assert await bench.take(2) == [GroupId("t", 6, 0), GroupId("t", 7, 0)]
 
 
+async def test_a_recorded_batch_goes_back_when_an_earlier_archive_is_lost(bench):
+    await bench.start()
+    await run_steps(bench, 2)
+    await bench.fill(2, 2)
+    await bench.take(3)
+    await restart(bench, 1)
+    await bench.commit(1)
+    assert await bench.take(2) == [GroupId("t", 4, 0), GroupId("t", 5, 0)]
+    await bench.ledger.archived(2, 2)
+    await bench.commit(2)
+    assert (await bench.counts())["admitted"] == 4
+
+
 async def test_engines_of_the_line_left_behind_get_no_work(bench):
     await bench.start()
     await run_steps(bench, 2)

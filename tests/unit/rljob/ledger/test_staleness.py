@@ -44,6 +44,16 @@ async def test_a_running_group_past_the_bound_is_hopeless_for_all_its_members(be
     assert await bench.complete(old[0]) == "already_done"
 
 
+async def test_a_group_left_out_of_the_last_batch_that_could_hold_it_is_hopeless_at_once(bench):
+    await bench.start(max_staleness=1)
+    old = await bench.lease(2)
+    await advance(bench, 1)
+    await bench.fill(2, 1)
+    await bench.take(2)
+    verdicts = await bench.ledger.heartbeat("w", "b", bench.attempts(old))
+    assert set(verdicts.values()) == {"hopeless"}
+
+
 async def test_a_recorded_batch_is_not_evicted_any_more(bench):
     await bench.start(max_staleness=0)
     await bench.fill(2)
