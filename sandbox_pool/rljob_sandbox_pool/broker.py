@@ -45,7 +45,7 @@ class Broker:
         if (request.method, request.path) == ("POST", _CLAIMS):
             return await self._claim(request)
         if request.method == "DELETE" and request.path.startswith(_CLAIMS + "/"):
-            return self._release(
+            return await self._release(
                 unquote(request.path[len(_CLAIMS) + 1 :]), broken=request.query.get("broken") == "1"
             )
         if (request.method, request.path) == ("GET", "/v1/pools"):
@@ -97,12 +97,12 @@ class Broker:
             )
         return pool
 
-    def _release(self, claim_id: str, *, broken: bool) -> Response:
+    async def _release(self, claim_id: str, *, broken: bool) -> Response:
         if task := self._pending.get(claim_id):
             task.cancel()
             return answer({})
         for pool in self._pools.values():
-            if pool.release(claim_id, broken=broken):
+            if await pool.release(claim_id, broken=broken):
                 return answer({})
         raise RefusedError(
             404, "unknown_claim", "no such claim: released, expired, or made by an earlier broker"

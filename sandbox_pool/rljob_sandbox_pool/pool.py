@@ -41,6 +41,8 @@ IDLE_SECONDS = 120.0
 CLAIM_TRIES = 4
 """Sandboxes tried for one claim before the claimer is told to come back."""
 END_SECONDS = 10.0
+RELEASE_SECONDS = 0.5
+"""How long a release waits for its reset, which mostly takes a millisecond."""
 FAILURES_SHOWN = 3
 """Starts that fail in a row before the pool's health says so."""
 
@@ -125,14 +127,17 @@ class Pool:
         self._leases.add(Lease(claim_id, self.spec.name, member.id, expires, encoded))
         return encoded
 
-    def release(self, claim_id: str, *, broken: bool = False) -> bool:
-        """Take a claim's sandbox back; False where there is no such claim. Cleaning goes on by itself."""
+    async def release(self, claim_id: str, *, broken: bool = False) -> bool:
+        """Take a claim's sandbox back; False where there is no such claim.
+
+        A reset is waited for, since it ends the token; one that takes long goes on by itself.
+        """
         lease = self._leases.remove(claim_id)
         if lease is None or (member := self._members.get(lease.sandbox_id)) is None:
             return lease is not None
         if member.state is MemberState.CLAIMED:
             if fate(self.spec.recycle, uses=member.uses, broken=broken) is Fate.RESET:
-                self._spawn(self._reset(member))
+                await asyncio.wait({self._spawn(self._reset(member))}, timeout=RELEASE_SECONDS)
             else:
                 self._end(member, "broken" if broken else "")
         return True
@@ -319,10 +324,11 @@ class Pool:
             reason=problem,
         )
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def close(self) -> None:
         """End every sandbox and wait until nothing of them is left."""

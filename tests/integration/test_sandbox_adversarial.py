@@ -5,6 +5,7 @@ Each test ends with the sandbox alive, or gone with a named error; and what come
 
 import asyncio
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -17,7 +18,7 @@ from rljob.api.rljob_types import SandboxPool
 from rljob.errors import SandboxError
 from rljob.sandbox_client import ClaimedSandbox, SandboxClient
 from rljob_sandbox_pool.manager import Manager
-from rljob_sandbox_pool.runtimes.bubblewrap import BubblewrapRuntime
+from rljob_sandbox_pool.runtimes.bubblewrap import FIRST_UID, BubblewrapRuntime
 
 PYTHON = f"{sys.base_prefix}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
 KINDS = {
@@ -346,6 +347,21 @@ async def test_no_privilege_is_to_be_had(box: ClaimedSandbox, command: str) -> N
     result = await box.exec(command)
     assert result.exit_code != 0
     assert "uid=0" not in result.stdout
+
+
+async def test_neither_guest_nor_commands_are_anybody_on_this_machine(tmp_path: Path) -> None:
+    async with serving(tmp_path, "own-uid") as client:
+        box = await client.acquire("p", timeout=30)
+        await box.exec("sleep 1000 &")
+        pids = [guest_of(box), *children_of(guest_of(box))]
+        status = [Path(f"/proc/{pid}/status").read_text() for pid in pids]
+        uids = [re.search(r"Uid:\t(\d+)\t(\d+)\t(\d+)\t(\d+)", text).groups() for text in status]
+        assert all(int(uid) >= FIRST_UID for four in uids for uid in four)
+        assert len({uid for four in uids for uid in four}) == 2
+        assert [Path(f"/proc/{pid}/oom_score_adj").read_text().strip() for pid in pids[1:]] == [
+            "1000"
+        ]
+        await box.release()
 
 
 # ── sudden ends ──

@@ -1,7 +1,7 @@
 """The guest's start: one line of JSON on stdin says everything, and the end of stdin ends the sandbox.
 
-The line: {"id", "key" (hex), "listener" (descriptor), "uid" (or null), "rlimits", "env", "workspace", "folders",
-"marker" (or null), "oom"}. Whoever started the sandbox holds the other end of the pipe: when it dies, however it
+The line: {"id", "key" (hex), "listener" (descriptor), "uid", "users", "rlimits", "env", "workspace", "folders",
+"marker", "oom"}. Whoever started the sandbox holds the other end of the pipe: when it dies, however it
 dies, the pipe ends.
 """
 
@@ -115,9 +115,13 @@ def main() -> None:
     config = _read_config()
     user = system.User(config["uid"])
     if user.uid is not None:
+        owner = config["users"]["agent"] if config["users"] else user.uid
         for path in config["folders"]:
-            os.chown(path, user.uid, user.uid)
+            os.chown(path, owner, owner)
     tainted = _booted_before(config["marker"])
+    if config["users"]:
+        system.enter_user_namespace(config["users"]["guest"], config["users"]["agent"], user.uid)
+        system.harden()
     loop = Loop()
     backend = SandboxBackend(loop, config, user)
     guest = Guest(config["id"], bytes.fromhex(config["key"]), backend, tainted=tainted)

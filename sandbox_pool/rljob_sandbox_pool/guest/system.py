@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
+_CLONE_NEWUSER = 0x10000000
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -25,6 +26,36 @@ def harden() -> None:
     """
     _prctl(_PR_SET_DUMPABLE, 0)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def enter_user_namespace(guest_uid: int, agent_uid: int, agent: int) -> None:
+    """From root to nobody in particular: root of a user namespace that holds two users of no other use outside.
+
+    Inside, this process is 0 and commands run as `agent`; outside they are `guest_uid` and `agent_uid`. The maps are
+    written by a child that stays outside, since only there the right to do so is held.
+    """
+    os.setgroups([])
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.close(writer)
+            os.read(reader, 1)
+            for name in ("uid_map", "gid_map"):
+                with open(f"/proc/{os.getppid()}/{name}", "w") as file:
+                    file.write(f"0 {guest_uid} 1\n{agent} {agent_uid} 1\n")
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(reader)
+    entered = _LIBC.unshare(_CLONE_NEWUSER) == 0
+    os.close(writer)
+    _, status = os.waitpid(child, 0)
+    if not entered or status != 0:
+        raise OSError(ctypes.get_errno(), "cannot enter a user namespace")
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
 
 
 def forbid_new_privileges() -> None:
@@ -72,7 +103,12 @@ def limit_child(rlimits: Mapping[str, int]) -> None:
 
 
 def preferred_by_oom_killer() -> None:
-    """In a forked child: where memory runs out, commands go before the guest."""
+    """In a forked child: where memory runs out, commands go before the guest.
+
+    Only what is dumpable owns its files in /proc; whoever could look in would have to be the guest's user, and the
+    change of user that follows makes it undumpable again.
+    """
+    _prctl(_PR_SET_DUMPABLE, 1)
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
 

@@ -3,10 +3,10 @@
     pool manager ── pipe (config; its end ends the sandbox) ──► bwrap ─► guest (PID 1) ─► commands of the agent
           └─ opens the listener and hands its descriptor through: a namespace without a network cannot be dialled
 
-As root, the commands of every sandbox get a uid of their own, and the guest keeps just the capabilities to become
-that uid, to signal it, and to own the writable folders; so commands can neither signal nor trace nor limit the guest.
-Otherwise both run as the calling user in a user namespace: then PID 1 is protected by being PID 1 and by not being
-dumpable.
+As root, every sandbox gets two uids of its own. bwrap makes its namespaces with root's rights; then the guest leaves
+root for a user namespace in which it is the one uid and commands are the other: they can neither signal nor trace nor
+limit it. Otherwise both run as the calling user in a user namespace: then PID 1 is protected by being PID 1 and by not
+being dumpable.
 """
 
 from __future__ import annotations
@@ -105,7 +105,9 @@ class BubblewrapRuntime:
     ) -> None:
         self._bwrap = namespace.find_bwrap()
         self._own_uids = _own_uids_work(self._bwrap) if own_uids is None else own_uids
-        if not self._own_uids and (complaint := namespace.complaint(self._bwrap, own_uid=False)):
+        complaint = namespace.complaint(self._bwrap, own_uid=False)
+        self._maps_users = self._own_uids and complaint is None
+        if not self._own_uids and complaint:
             fix = "allow user namespaces (sysctl user.max_user_namespaces) or run as root"
             raise MachineError(
                 "user namespaces", f"bubblewrap cannot isolate here ({complaint})", fix
@@ -158,8 +160,14 @@ class BubblewrapRuntime:
     def _uid(self, spec: SandboxSpec) -> int | None:
         if not self._own_uids:
             return None
+        return namespace.AGENT if self._maps_users else self._users(spec)[1]
+
+    @staticmethod
+    def _users(spec: SandboxSpec) -> tuple[int, int]:
+        """The uids of a guest and of its commands on this machine."""
         manager = os.getpid() % (1 << 18)
-        return FIRST_UID + manager * UIDS_PER_MANAGER + spec.index % UIDS_PER_MANAGER
+        first = FIRST_UID + manager * UIDS_PER_MANAGER + 2 * spec.index % UIDS_PER_MANAGER
+        return first, first + 1
 
     def _group(self, hierarchy: cgroups.Hierarchy, spec: SandboxSpec) -> Path:
         limits = spec.limits
@@ -203,6 +211,9 @@ class BubblewrapRuntime:
             "key": spec.key.hex(),
             "listener": listener_fd,
             "uid": self._uid(spec),
+            "users": dict(zip(("guest", "agent"), self._users(spec), strict=True))
+            if self._maps_users
+            else None,
             "rlimits": self._rlimits(spec),
             "env": _ENV,
             "workspace": namespace.WORKSPACE,

@@ -18,8 +18,8 @@ BOOT_FOLDER = f"{GUEST_ROOT}/boot"
 MIB = 1024 * 1024
 _SHM_MIB = 16
 _PROBE_SECONDS = 20
-_AGENT = 1000
-"""Uid of guest and commands where they share one."""
+AGENT = 1000
+"""Uid of commands as they see it themselves; where they share one, the guest's too."""
 _LAUNCHER = f"import sys; sys.path.insert(0, {GUEST_ROOT!r}); from {guest.__name__}.main import main; main()"
 _TOP = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC = (
@@ -53,7 +53,7 @@ def isolation(bwrap: str, *, own_uid: bool) -> list[str]:
     ]
     argv += ["--die-with-parent", "--as-pid-1", "--new-session", "--hostname", "sandbox"]
     if not own_uid:
-        return [*argv, "--unshare-user", "--uid", str(_AGENT), "--gid", str(_AGENT)]
+        return [*argv, "--unshare-user", "--uid", str(AGENT), "--gid", str(AGENT)]
     argv += ["--cap-drop", "ALL"]
     for capability in _ROOT_CAPABILITIES:
         argv += ["--cap-add", capability]
@@ -127,7 +127,7 @@ def guest_folder() -> Path:
 
 def user_files(uid: int | None) -> tuple[str, str]:
     """/etc/passwd and /etc/group of a sandbox."""
-    number = _AGENT if uid is None else uid
+    number = AGENT if uid is None else uid
     passwd = f"root:x:0:0:root:/:/usr/sbin/nologin\nagent:x:{number}:{number}:agent:{WORKSPACE}:/bin/bash\n"
     return passwd, f"root:x:0:\nagent:x:{number}:\n"
 

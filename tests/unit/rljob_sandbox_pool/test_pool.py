@@ -127,7 +127,7 @@ async def test_starts_that_keep_failing_are_a_problem_with_its_reason() -> None:
 async def test_a_sandbox_that_does_not_come_clean_is_never_claimed_again() -> None:
     async with running(Runtime(faults=["unclean"]), warm=1, max=1) as pool:
         first = await claim(pool, "a")
-        assert pool.release("a")
+        assert await pool.release("a")
         second = await claim(pool, "b")
         assert second["sandbox_id"] != first["sandbox_id"]
 
@@ -164,21 +164,25 @@ async def test_an_expired_claim_frees_its_place() -> None:
     async with running(runtime, warm=1, max=1) as pool:
         await pool.claim("a", {}, 0.05, 20.0)
         await claim(pool, "b")
-        assert not pool.release("a")
+        assert not await pool.release("a")
         assert len(runtime.started) == 2
 
 
 async def test_a_release_is_known_once() -> None:
     async with running(Runtime()) as pool:
         await claim(pool, "a")
-        assert [pool.release("a"), pool.release("a"), pool.release("never")] == [True, False, False]
+        assert [await pool.release("a"), await pool.release("a"), await pool.release("never")] == [
+            True,
+            False,
+            False,
+        ]
 
 
 async def test_a_broken_sandbox_is_replaced_not_reset() -> None:
     runtime = Runtime()
     async with running(runtime, warm=1, max=1) as pool:
         await claim(pool, "a")
-        pool.release("a", broken=True)
+        await pool.release("a", broken=True)
         await claim(pool, "b")
         assert len(runtime.started) == 2
 
