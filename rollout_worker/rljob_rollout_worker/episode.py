@@ -22,6 +22,7 @@ what:
 from __future__ import annotations
 
 import math
+import secrets
 import traceback
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -90,7 +91,6 @@ class Ticket(msgspec.Struct, kw_only=True):
 
     episode: EpisodeId
     attempt: int
-    boot_id: str
     row: Row
     row_index: int
     row_hash: str
@@ -306,8 +306,9 @@ class Episode:
     def _session_spec(self) -> SessionSpec:
         ticket, world = self._ticket, self._world
         return SessionSpec(
-            # the boot id keeps a restarted worker from meeting the session that its former self left open
-            session_id=f"{ticket.episode}.{ticket.attempt}.{ticket.boot_id[:8]}",
+            # random, since the same attempt may come again: to a restarted worker, or in a validation run
+            # that a restarted trainer opens anew
+            session_id=f"{ticket.episode}.{ticket.attempt}.{secrets.token_hex(4)}",
             model=world.model,
             sampling=ticket.sampling,
             max_context_tokens=world.max_context_tokens,

@@ -140,7 +140,6 @@ class Worker:
         return Ticket(
             episode=lease.episode,
             attempt=lease.attempt,
-            boot_id=self._parts.boot_id,
             row=row,
             row_index=lease.row_index,
             row_hash=rows.row_hash(position),

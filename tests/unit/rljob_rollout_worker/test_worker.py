@@ -36,7 +36,14 @@ async def test_training_is_sampled_as_the_rollout_says(house: Make) -> None:
     await home.run()
     (spec,) = home.gateway.specs
     assert (spec.sampling.temperature, spec.max_context_tokens) == (1.0, 512)
-    assert spec.session_id == "t0-0.0.1.01234567"
+    assert spec.session_id.startswith("t0-0.0.1.")
+
+
+async def test_an_attempt_that_comes_again_gets_a_session_of_its_own(house: Make) -> None:
+    first, second = house(ledger=FakeLedger(1)), house(ledger=FakeLedger(1))
+    await first.run()
+    await second.run()
+    assert first.gateway.specs[0].session_id != second.gateway.specs[0].session_id
 
 
 async def test_a_row_overrides_turns_image_and_env(house: Make) -> None:
