@@ -96,7 +96,9 @@ class Presence:
         """One heartbeat; drops what nobody waits for any more."""
         attempts = {attempt.key: attempt for attempt in self._pipeline.attempts}
         verdicts = await self._ledger.heartbeat(*self._identity, list(attempts))
-        dropped = [attempts[key] for key, verdict in verdicts.items() if verdict != "ok"]
+        gone = [attempts[key] for key, verdict in verdicts.items() if verdict != "ok"]
+        # what is being delivered hears it from that call's own answer, which belongs into the log
+        dropped = [attempt for attempt in gone if attempt.stage != "deliver"]
         for attempt in dropped:
             verdict = verdicts[attempt.key]
             _log.info("episode_dropped", episode=str(attempt.lease.episode), verdict=verdict)

@@ -252,6 +252,27 @@ async def test_a_dropped_episode_ends_and_gives_everything_back(house: Make) -> 
     assert home.ledger.released == []
 
 
+async def test_a_heartbeat_does_not_end_what_is_being_delivered(house: Make) -> None:
+    home, answered = house(ledger=FakeLedger(1)), asyncio.Event()
+    complete = home.ledger.complete
+
+    async def slow(*arguments: Any) -> Any:
+        answer = await complete(*arguments)
+        answered.set()
+        await asyncio.sleep(0.2)
+        return answer
+
+    home.ledger.complete = slow
+    running = asyncio.create_task(home.run())
+    await answered.wait()
+    home.ledger.verdicts = {
+        attempt.key: "already_done" for attempt in home.worker.pipeline.attempts
+    }
+    await home.worker.presence.heartbeat()
+    await running
+    assert [line["answer"] for line in home.completions()] == ["sent", "accepted"]
+
+
 async def test_a_completion_outlives_an_outage_of_the_store(house: Make) -> None:
     home = house(ledger=FakeLedger(1))
 
