@@ -68,6 +68,7 @@ def build_engine(model: Path, optimizer: Optimizer) -> tuple[Any, Any]:
         backend="fsdp2",
         model_config=HFModelConfig(
             path=str(model),
+            load_tokenizer=False,
             use_remove_padding=False,
             enable_gradient_checkpointing=not on_cpu,
             override_config={"attn_implementation": "sdpa"},
