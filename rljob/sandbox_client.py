@@ -21,8 +21,8 @@ from typing import Any, NoReturn, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
-import structlog
 
+from rljob import telemetry
 from rljob.errors import DeadlineError, ManifestError, SandboxError
 from rljob.http1 import Answer, HttpClient, HttpError
 from rljob.sandbox import ExecResult
@@ -36,7 +36,6 @@ BROKER_WAIT_SECONDS = 10.0
 MAX_OUTPUT_BYTES = 4_000_000
 """Upper bound of `max_output_bytes`."""
 
-_log = structlog.get_logger("rljob.sandbox")
 _T = TypeVar("_T")
 
 
@@ -189,7 +188,7 @@ class SandboxClient:
         try:
             answer = await self._call("DELETE", target, timeout=CALL_SECONDS)
         except (HttpError, TimeoutError) as error:
-            _log.warning(
+            telemetry.get_logger().warning(
                 "claim_not_released", claim=claim_id, reason=str(error) or "no answer in time"
             )
             return False

@@ -349,6 +349,24 @@ async def test_no_privilege_is_to_be_had(box: ClaimedSandbox, command: str) -> N
     assert "uid=0" not in result.stdout
 
 
+async def test_what_would_outlive_a_reset_or_reach_past_the_sandbox_is_refused(
+    box: ClaimedSandbox,
+) -> None:
+    code = """
+import ctypes, os, threading
+libc = ctypes.CDLL(None, use_errno=True)
+def refused(number, *arguments):
+    return libc.syscall(number, *arguments) == -1 and ctypes.get_errno() in (1, 38)
+calls = {"x86_64": (248, 250, 272, 425, 56), "aarch64": (217, 219, 97, 425, 220)}[os.uname().machine]
+add_key, keyctl, unshare, io_uring, clone = calls
+print(refused(add_key, b"user", b"name", b"secret", 6, -4), refused(keyctl, 0, -4, 1), refused(unshare, 0x10000000))
+print(refused(io_uring, 4, 0), refused(clone, 0x10000000 | 17, 0, 0, 0, 0))
+thread = threading.Thread(target=print, args=("threads run",))
+thread.start(); thread.join()
+"""
+    assert await run_python(box, code) == "True True True\nTrue True\nthreads run\n"
+
+
 async def test_neither_guest_nor_commands_are_anybody_on_this_machine(tmp_path: Path) -> None:
     async with serving(tmp_path, "own-uid") as client:
         box = await client.acquire("p", timeout=30)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rljob_sandbox_pool.guest import checks, system
+from rljob_sandbox_pool.guest import checks, seccomp, system
 from rljob_sandbox_pool.guest.app import Guest
 from rljob_sandbox_pool.guest.files import Files
 from rljob_sandbox_pool.guest.loop import Loop, Timer
@@ -120,8 +120,11 @@ def main() -> None:
             os.chown(path, owner, owner)
     tainted = _booted_before(config["marker"])
     if config["users"]:
-        system.enter_user_namespace(config["users"]["guest"], config["users"]["agent"], user.uid)
+        system.enter_user_namespace(
+            config["users"]["guest"], config["users"]["agent"], config["uid"]
+        )
         system.harden()
+    seccomp.install()
     loop = Loop()
     backend = SandboxBackend(loop, config, user)
     guest = Guest(config["id"], bytes.fromhex(config["key"]), backend, tainted=tainted)

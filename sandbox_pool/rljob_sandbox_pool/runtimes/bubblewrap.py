@@ -240,6 +240,11 @@ class BubblewrapRuntime:
         return rlimits
 
 
+def probe(work_dir: Path) -> dict[str, str]:
+    """Which limits hold on this machine, and by what. Raises MachineError where no sandbox can be had at all."""
+    return BubblewrapRuntime(work_dir).limits()
+
+
 def _own_uids_work(bwrap: str) -> bool:
     return os.geteuid() == 0 and namespace.complaint(bwrap, own_uid=True) is None
 
