@@ -41,6 +41,8 @@ class Process:
         self, process: asyncio.subprocess.Process, log: Path, log_start: int, *, shimmed: bool
     ) -> None:
         self._process, self._log, self._log_start, self._shimmed = process, log, log_start, shimmed
+        self._init: tuple[int, int] | None = None
+        """Pid and start time of the namespace's init."""
 
     @classmethod
     async def start(
@@ -78,23 +80,23 @@ class Process:
 
     async def wait(self) -> int:
         """The exit code; 128 + signal where a signal ended it. Afterwards nothing of it is left."""
-        init = await self._init()
+        await self._find_init()
         code = await self._process.wait()
         # bwrap ends as soon as it knows the exit code, a moment before its namespace is empty
         for _ in range(_GONE_TRIES):
-            if init is None or pid_start_time(init[0]) != init[1]:
+            if self._init is None or pid_start_time(self._init[0]) != self._init[1]:
                 break
             await asyncio.sleep(_GONE_SECONDS)
         return code if code >= 0 else 128 - code
 
-    async def _init(self) -> tuple[int, int] | None:
-        """Pid and start time of the namespace's init; None where there is none, or where it has ended already."""
-        while not self._shimmed and self._process.returncode is None:
+    async def _find_init(self) -> None:
+        """Note the namespace's init (a shimmed process has none), unless all has ended already."""
+        while not self._shimmed and self._init is None and self._process.returncode is None:
             pid = _first_child(self._process.pid)
             if pid is not None and (start := pid_start_time(pid)) is not None:
-                return pid, start
-            await asyncio.sleep(_GONE_SECONDS)
-        return None
+                self._init = pid, start
+            else:
+                await asyncio.sleep(_GONE_SECONDS)
 
     def terminate(self) -> None:
         """Ask it to end well."""
@@ -111,12 +113,13 @@ class Process:
             except TimeoutError:
                 _signal(self._process.pid, signal.SIGKILL)
         else:
-            init = _first_child(self._process.pid)
-            _signal(init or self._process.pid, signal.SIGKILL)
-        await self._process.wait()
+            await self._find_init()
+            _signal(self._init[0] if self._init else self._process.pid, signal.SIGKILL)
+        await self.wait()
 
     async def stop(self, grace_seconds: float) -> int:
         """`terminate`, and `kill` what has not ended by then."""
+        await self._find_init()
         if self._process.returncode is None:
             self.terminate()
             try:

@@ -72,7 +72,8 @@ class StepPace:
         if last <= first:
             return None
         pace = (last_time - first_time) / (last - first)
-        return max(0.0, (steps - step) * pace - (now_seconds - last_time))
+        # a step that takes longer than those before does not shorten the rest
+        return (steps - step) * pace - min(now_seconds - last_time, pace) if step < steps else 0.0
 
 
 def apply_snapshot(facts: Facts, snapshot: LedgerSnapshot) -> None:
