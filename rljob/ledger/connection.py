@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
@@ -30,6 +31,8 @@ MAX_CONNECTIONS = 32
 """Per process. More only queue inside the server, which runs one script at a time."""
 SOCKET_SECONDS = 10.0
 """An answer that takes longer is asked for again; the longest script (a forfeit over 100,000 leases) takes below 1 s."""
+BODY_SECONDS = 600
+"""A payload that no script took over (its worker died in between) leaves the store after so long."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.05, 1.0
 
 # The store is away, loading, failing over or full: all of these end by themselves or by the trainer's next `archived`.
@@ -105,19 +108,34 @@ class Store:
         answer = await self.retry(script, lambda: self._evaluate(script, arguments))
         return None if answer is None else msgspec.msgpack.decode(answer)
 
-    async def read_entries(
-        self, stream: str, ids: Sequence[str]
-    ) -> list[dict[bytes, bytes] | None]:
-        """The stream entries of these ids, in one round trip; None for one that is not there."""
+    async def call_with_payload(self, script: str, payload: bytes, *arguments: Argument) -> Any:
+        """Run one script with a payload laid beside it, in one round trip; the script gets its key as first argument.
 
-        async def fetch() -> list[list[tuple[bytes, list[bytes]]]]:
+        The script takes the payload over; one that a crash left behind leaves the store by itself. Each try has a key of
+        its own: the one before may have been accepted although its answer was lost.
+        """
+
+        async def send() -> bytes:
+            body = f"b:{secrets.token_hex(8)}"
             async with self._redis.pipeline(transaction=False) as pipe:
-                for entry in ids:
-                    pipe.execute_command("XRANGE", self.prefix + stream, entry, entry, "COUNT", 1)
-                return await pipe.execute()
+                pipe.execute_command("SET", self.prefix + body, payload, "EX", BODY_SECONDS)
+                pipe.execute_command(
+                    "EVALSHA", script_hash(script), 1, self.prefix, body, *arguments
+                )
+                stored, answer = await pipe.execute(raise_on_error=False)
+            if isinstance(answer, exceptions.NoScriptError) and not isinstance(stored, Exception):
+                return await self._evaluate(script, (body, *arguments))
+            for outcome in (stored, answer):
+                if isinstance(outcome, Exception):
+                    raise outcome
+            return answer
 
-        answers = await self.retry("read", fetch)
-        return [_fields(answer[0]) if answer else None for answer in answers]
+        return msgspec.msgpack.decode(await self.retry(script, send))
+
+    async def read_bodies(self, keys: Sequence[str]) -> list[bytes | None]:
+        """The payloads of these keys, in one round trip; None for one that is not there."""
+        names = [self.prefix + key for key in keys]
+        return await self.retry("read", lambda: self._redis.mget(names))
 
     async def read_stream(
         self, stream: str, after: str, count: int

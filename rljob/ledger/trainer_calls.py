@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain, islice
 
 import msgspec
@@ -13,7 +13,9 @@ from rljob.ledger.calls import Calls
 from rljob.ledger.types import LedgerConfig, Phase, TakenGroup, TakeReply
 
 READ_BATCH = 32
-"""Stream entries per round trip: about 5 MB at 165 KB each, so that workers' calls are served in between."""
+"""Payloads per round trip: about 5 MB at 165 KB each, so that workers' calls are served in between."""
+_Recorded = tuple[str, int, list[str]]
+"""A group of a recorded batch: name, evictions, keys of its payloads in member order."""
 FIXED = ("job", "group_size", "groups_per_step", "num_rows", "data_hash")
 
 
@@ -122,25 +124,23 @@ class TrainerCalls(Calls):
         """
         await self._store.call("finish", incarnation or 0, phase, message[:2048])
 
-    async def _fetch(self, answer: list[list[object]]) -> tuple[list[TakenGroup], list[GroupId]]:
-        """Read the payloads of `[[group, evictions, [entry ids]], …]`; also the groups of which an entry is gone."""
-        ids = [entry for _, _, entries in answer for entry in entries]  # type: ignore[attr-defined]
-        payloads: Iterator[bytes | None] = iter([payload async for payload in self._payloads(ids)])
+    async def _fetch(self, batch: list[_Recorded]) -> tuple[list[TakenGroup], list[GroupId]]:
+        """Read the payloads of a recorded batch; also the groups of which one is gone."""
+        keys = [key for _, _, keys in batch for key in keys]
+        payloads: list[bytes | None] = []
+        for start in range(0, len(keys), READ_BATCH):
+            payloads += await self._store.read_bodies(keys[start : start + READ_BATCH])
         taken: list[TakenGroup] = []
         lost: list[GroupId] = []
-        for name, evictions, entries in answer:
-            group, members = GroupId.parse(str(name)), list(islice(payloads, len(entries)))  # type: ignore[arg-type]
-            whole = [payload for payload in members if payload is not None]
+        rest = iter(payloads)
+        for name, evictions, members in batch:
+            group = GroupId.parse(name)
+            whole = [payload for payload in islice(rest, len(members)) if payload is not None]
             if len(whole) < len(members):
                 lost.append(group)
             else:
-                taken.append(TakenGroup(group=group, payloads=whole, evictions=int(evictions)))  # type: ignore[call-overload]
+                taken.append(TakenGroup(group=group, payloads=whole, evictions=evictions))
         return taken, lost
-
-    async def _payloads(self, ids: Sequence[str]):  # noqa: ANN202 - an async generator of bytes | None
-        for start in range(0, len(ids), READ_BATCH):
-            for fields in await self._store.read_entries("stream", ids[start : start + READ_BATCH]):
-                yield fields[b"p"] if fields is not None else None
 
 
 def _not_yet(answer: dict[str, object]) -> TakeReply:

@@ -69,7 +69,12 @@ class ValidationCalls(Calls):
         await self._store.call("check_trainer", incarnation)
         drained: list[tuple[str, bytes]] = []
         while entries := await self._store.read_stream(f"v:{step}:stream", after, DRAIN_BATCH):
-            drained += [(entry, fields[b"p"]) for entry, fields in entries]
+            payloads = await self._store.read_bodies([fields[b"k"].decode() for _, fields in entries])
+            drained += [
+                (entry, payload)
+                for (entry, _), payload in zip(entries, payloads, strict=True)
+                if payload is not None  # the run was closed meanwhile
+            ]
             after = entries[-1][0]
         return drained
 

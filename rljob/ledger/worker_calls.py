@@ -108,13 +108,13 @@ class WorkerCalls(Calls):
         `already_done` also when the group was evicted, died or was trained. Repeating an accepted call gives `accepted`
         while the group is outstanding.
         """
-        answer = await self._store.call(
+        answer = await self._store.call_with_payload(
             "complete",
+            payload,
             worker,
             boot_id,
             str(episode),
             attempt,
-            payload,
             info.reward,
             info.min_version,
             info.max_version,

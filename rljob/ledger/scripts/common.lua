@@ -61,7 +61,7 @@ end
 
 -- Record of an episode: s state (m missing, l leased, w waiting for its retry, d done, x dead: validation only), a newest
 -- attempt, f failures, l lost leases, n and i version named by the lease, w worker, b boot; once done: c attempt that
--- completed, x stream entry, r reward, lo and hi oldest and newest n of its tokens (-1: nothing was sampled).
+-- completed, x stream entry, k key of its payload, r reward, lo and hi oldest and newest n of its tokens (-1: nothing was sampled).
 local function load(e)
   local packed = redis.call('HGET', e.key, e.field)
   return packed and cmsgpack.unpack(packed) or nil
@@ -97,13 +97,20 @@ local function admitted() return number('archived') * rule('groups_per_step') + 
 
 -- Remove every trace of a group. Deletes first, so that it works when memory is full.
 local function forget(group)
-  local list, entries, open = members(group), {}, 0
+  local list, entries, bodies, open = members(group), {}, {}, 0
   redis.call('DEL', P .. 'g:' .. group)
   for i, m in ipairs(list) do
-    if m.s == 'd' then entries[#entries + 1] = m.x else open = open + 1 end
+    if m.s == 'd' then
+      entries[#entries + 1], bodies[#bodies + 1] = m.x, P .. m.k
+    else
+      open = open + 1
+    end
     leave_queues(parse(group .. '.' .. (i - 1)))
   end
-  if #entries > 0 then redis.call('XDEL', STREAM, unpack(entries)) end
+  if #entries > 0 then
+    redis.call('UNLINK', unpack(bodies))
+    redis.call('XDEL', STREAM, unpack(entries))
+  end
   redis.call('ZREM', LIVE, group)
   redis.call('ZREM', RUNNING, group)
   redis.call('ZREM', READY, group)
@@ -182,6 +189,10 @@ end
 -- Validation runs: hash "v:<step>", ":m" records, ":stream", ":missing", ":retry".
 local function purge_validation(step)
   local run = P .. 'v:' .. step
+  for _, packed in ipairs(redis.call('HVALS', run .. ':m')) do
+    local m = cmsgpack.unpack(packed)
+    if m.k then redis.call('UNLINK', P .. m.k) end
+  end
   redis.call('DEL', run, run .. ':m', run .. ':stream', run .. ':missing', run .. ':retry')
   redis.call('ZREM', VALIDATIONS, step)
   for _, id in ipairs(redis.call('ZRANGE', P .. 'vleases', 0, -1)) do

@@ -1,6 +1,8 @@
--- ARGV: worker, boot, episode, attempt, payload, reward, oldest n, newest n, turns, info (JSON) -> accepted | already_done.
--- The one call whose first write takes memory: when the store is full it is refused whole, and the worker keeps its payload.
-local worker, boot, e, attempt = ARGV[1], ARGV[2], parse(ARGV[3]), tonumber(ARGV[4])
+-- ARGV: body, worker, boot, episode, attempt, reward, oldest n, newest n, turns, info (JSON) -> accepted | already_done.
+-- The client SETs the payload under the key `body`, with a time to live, in the same round trip: passed through Lua it would be
+-- copied twice more, which at 165 KB takes 40 % more of the server's time. A full store refuses that SET, and the worker keeps
+-- its payload.
+local body, worker, boot, e, attempt = ARGV[1], ARGV[2], ARGV[3], parse(ARGV[4]), tonumber(ARGV[5])
 local reward, lo, hi, turns = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 local m = load(e)
 if not e.training and not m then
@@ -8,13 +10,16 @@ if not e.training and not m then
   local v = redis.call('HMGET', e.run, 'rows', 'samples')
   if v[1] and e.row < tonumber(v[1]) and e.sample < tonumber(v[2]) then m = {f = 0, l = 0} end
 end
-if not m or m.s == 'x' then return cmsgpack.pack('already_done') end
-if m.s == 'd' then
-  return cmsgpack.pack((m.c == attempt and m.w == worker and m.b == boot) and 'accepted' or 'already_done')
+if not m or m.s == 'x' or m.s == 'd' then
+  redis.call('UNLINK', P .. body)
+  local repeated = m and m.s == 'd' and m.c == attempt and m.w == worker and m.b == boot
+  return cmsgpack.pack(repeated and 'accepted' or 'already_done')
 end
 
+if redis.call('PERSIST', P .. body) == 0 then stop('the payload did not arrive') end
 local stream = e.training and STREAM or (e.run .. ':stream')
-m.x = redis.call('XADD', stream, '*', 'e', e.id, 'a', attempt, 'i', ARGV[10], 'p', ARGV[5])
+m.x = redis.call('XADD', stream, '*', 'e', e.id, 'a', attempt, 'i', ARGV[10], 'k', body)
+m.k = body
 m.s, m.c, m.w, m.b, m.r, m.lo, m.hi = 'd', attempt, worker, boot, reward, lo, hi
 leave_queues(e)
 save(e, m)

@@ -1,4 +1,4 @@
--- ARGV: incarnation, step, groups -> {{group, evictions, {entry, …}}, …}, or {reason, retry_after_seconds, facts}.
+-- ARGV: incarnation, step, groups -> {{group, evictions, {payload key, …}}, …}, or {reason, retry_after_seconds, facts}.
 local step, want = tonumber(ARGV[2]), tonumber(ARGV[3])
 fence(tonumber(ARGV[1]))
 permit()
@@ -15,10 +15,10 @@ end
 local function recorded()
   local batch = {}
   for _, group in ipairs(redis.call('LRANGE', TAKEN, 0, -1)) do
-    local entries = {}
-    for i, m in ipairs(members(group)) do entries[i] = m.x end
+    local keys = {}
+    for i, m in ipairs(members(group)) do keys[i] = m.k end
     local _, evictions = index_of(group)
-    batch[#batch + 1] = {group, evictions, entries}
+    batch[#batch + 1] = {group, evictions, keys}
   end
   return cmsgpack.pack(batch)
 end

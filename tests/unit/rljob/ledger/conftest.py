@@ -101,6 +101,11 @@ class Bench:
             self.incarnation, step, PolicyVersion(self.incarnation, step), f"digest-{step}"
         )
 
+    async def payload_keys(self) -> int:
+        """Payloads in the store, whether or not any record names them."""
+        store = self.ledger._store
+        return len([key async for key in store._redis.scan_iter(match=store.prefix + "b:*")])
+
     async def counts(self) -> dict[str, int]:
         return (await self.ledger.snapshot()).counts
 

@@ -104,12 +104,12 @@ async def test_a_planted_loss_is_found(job, records, artifacts):
     assert (report.lost, report.rerun, report.ok) == (["t77-0.0"], 1, False)
 
 
-async def test_an_entry_deleted_behind_the_ledgers_back_is_not_trained_and_the_prompt_is_replaced(
+async def test_a_payload_deleted_behind_the_ledgers_back_is_not_trained_and_the_prompt_is_replaced(
     job,
 ):
     store = job.ledger._store
-    ((entry, _),) = await store.read_stream("stream", "", 1)
-    await store._redis.xdel(store.prefix + "stream", entry)
+    ((_, fields),) = await store.read_stream("stream", "", 1)
+    await store._redis.delete(store.prefix + fields[b"k"].decode())
     await job.fill(1, 2)
     reply = await job.ledger.take(1, 3, 2)
     assert reply.reason == "groups"

@@ -59,6 +59,17 @@ async def test_the_first_completion_wins_and_a_repetition_of_it_is_accepted_agai
     assert await bench.complete(lease) == "accepted"
     assert await bench.complete(lease, worker="other") == "already_done"
     assert (await bench.ledger.snapshot()).stream_entries == 1
+    assert await bench.payload_keys() == 1
+
+
+async def test_payloads_leave_the_store_with_their_group(bench):
+    await bench.start(max_attempts=1, zero_variance="drop")
+    await bench.fill(1)  # dropped: its rewards agree
+    done, dying, *_ = await bench.lease(4)
+    await bench.complete(done)
+    assert await bench.payload_keys() == 1
+    await bench.fail(dying)
+    assert await bench.payload_keys() == 0
 
 
 async def test_a_completion_of_a_trained_group_is_already_done(bench):
