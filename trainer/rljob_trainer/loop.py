@@ -131,9 +131,9 @@ async def step_loop(trainer: Trainer, validator: Validator) -> None:
     )
     resumed, archived = await resume(trainer, checkpoints, steps)
     # Version 0 is scored before it is gone; otherwise nothing is published before the last archived batch is trained.
-    if resumed == archived or validator.is_pending(resumed):
+    if resumed == archived or (resumed == 0 and validator.is_pending(0)):
         await publish_and_commit(trainer, publisher, resumed)
-        await validator.open_if_due(resumed, trainer.version)
+        await validator.open_again(resumed, resumed, trainer.version)
 
     for step in range(resumed + 1, spec.steps + 1):
         groups = (

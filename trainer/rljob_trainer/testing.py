@@ -107,6 +107,7 @@ class FakeLedger:
         self.reports: list[Report] = []
         self.empty_takes = 0
         self.next_row = 0
+        self.sampled_n: int | None = None
         self.held: set[PolicyVersion] = set()
         self.validations: dict[int, dict[str, Any]] = {}
         self.phase: str | None = None
@@ -150,13 +151,14 @@ class FakeLedger:
                 facts={"need": groups, "ready": 1},
             )
         if step not in self.taken:
-            self.taken[step] = [self._group() for _ in range(groups)]
+            self.taken[step] = [self.make_group() for _ in range(groups)]
         return TakeReply(groups=self.taken[step])
 
-    def _group(self) -> TakenGroup:
+    def make_group(self) -> TakenGroup:
+        """The next group, sampled by the newest committed version, or by n = `sampled_n`."""
         group = GroupId("t", self.next_row, 0)
         self.next_row += 1
-        n = self.version.n if self.version else 0
+        n = self.sampled_n if self.sampled_n is not None else self.version.n if self.version else 0
         members = [EpisodeId(group, member) for member in range(self.group_size)]
         made = [
             trajectory(str(name), float(name.member % 2), [chain(n=n, seed=group.major)])
@@ -180,7 +182,7 @@ class FakeLedger:
         self._fence(incarnation)
         self.rejected += groups
         kept = [taken for taken in self.taken[step] if taken.group not in groups]
-        self.taken[step] = kept + [self._group() for _ in groups]
+        self.taken[step] = kept + [self.make_group() for _ in groups]
 
     async def finish(self, incarnation: int, phase: str, message: str = "") -> None:
         self._fence(incarnation)
@@ -243,7 +245,8 @@ class FakeLedger:
         run["dead"] += dead
 
     async def validation(self, step: int) -> ValidationStatus:
-        run = self.validations[step]
+        if (run := self.validations.get(step)) is None:
+            return ValidationStatus(step=step, open=False)
         counts = {name: run[name] for name in ("total", "done", "dead", "open", "settled")}
         return ValidationStatus(step=step, **counts)
 

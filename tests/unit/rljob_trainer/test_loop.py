@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from rljob.clock import SystemClock
-from rljob.errors import FencedError
-from rljob.ids import PolicyVersion
+from rljob.errors import FencedError, StoreError
+from rljob.ids import GroupId, PolicyVersion
+from rljob.ledger.types import Report, TakenGroup
 from rljob_trainer.backends.simulated import SimulatedBackend
+from rljob_trainer.batch import archived_groups
 from rljob_trainer.loop import Trainer, train
 from rljob_trainer.metrics import read_lines
 from rljob_trainer.progress import Progress
@@ -77,6 +79,55 @@ async def test_a_new_trainer_continues_from_checkpoint_and_archive_to_the_same_w
         4,
         5,
         6,
+    ]
+
+
+async def test_a_group_that_does_not_decode_is_rejected_and_replaced(tmp_path: Path) -> None:
+    ledger = FakeLedger()
+    bad = TakenGroup(group=GroupId("t", 50, 0), payloads=[b"nonsense", b""], evictions=0)
+    trainer = await make_trainer(tmp_path, ledger, steps=1)
+    ledger.taken[1] = [bad, ledger.make_group()]
+    await train(trainer)
+    assert ledger.rejected == [bad.group]
+    assert len(archived_groups(tmp_path, 1, 1)) == 2
+
+
+async def test_weights_published_every_second_step_are_committed_for_both(tmp_path: Path) -> None:
+    ledger = FakeLedger()
+    await train(await make_trainer(tmp_path, ledger, weights={"publishEverySteps": 2}, steps=5))
+    assert [(step, version.n) for step, version, _ in ledger.commits] == [
+        (0, 0), (1, 0), (2, 2), (3, 2), (4, 4), (5, 5),
+    ]  # fmt: skip
+
+
+async def test_a_failing_report_does_not_stop_the_training_but_a_failing_commit_does(
+    tmp_path: Path,
+) -> None:
+    ledger = FakeLedger()
+
+    async def report(component: str, report: Report) -> None:
+        raise StoreError("away")
+
+    ledger.report = report
+    await train(await make_trainer(tmp_path / "a", ledger, steps=2))
+    assert ledger.phase == "Succeeded"
+    failing = FakeLedger()
+    failing.fail_at = ("commit", 1)
+    with pytest.raises(ExceptionGroup) as caught:
+        await train(await make_trainer(tmp_path / "b", failing, steps=2))
+    assert caught.group_contains(StoreError)
+
+
+async def test_masked_tokens_are_those_past_the_bound(tmp_path: Path) -> None:
+    ledger = FakeLedger()
+    ledger.sampled_n = 0
+    rollout = {"schedule": "async", "maxStaleness": 1, "onStale": "mask"}
+    await train(await make_trainer(tmp_path, ledger, steps=3, rollout=rollout))
+    lines = read_lines(tmp_path / "metrics" / "steps.jsonl")
+    assert [(line["trained_tokens"], line["staleness_max"]) for line in lines] == [
+        (16, 0),
+        (16, 1),
+        (0, 2),
     ]
 
 

@@ -1,7 +1,7 @@
 """The verl backend against plain torch, against published vectors, and against itself after a checkpoint.
 
-Vectors: four tokens, logπ, logold, logμ below; means of the published formulas. The reference step is the one that verl and
-plain torch agreed on when the backend was chosen.
+Vectors: four tokens, logπ, logold, logμ below; means of the published formulas. The reference step is the one that verl
+and plain torch agreed on when the backend was chosen.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def torch_logprobs(net: Any, row: TrainRow, temperature: float) -> Any:
 def torch_step(
     net: Any, rows: Sequence[TrainRow], temperature: float, by_episode: bool
 ) -> tuple[float, float]:
-    """Loss and gradient norm of the clipped objective (0.2, 0.28, dual clip 3) over *all* rows, those of advantage 0 too."""
+    """Loss and gradient norm of the clipped objective (0.2, 0.28, dual clip 3), rows of advantage 0 included."""
     import torch
 
     tokens = sum(int(row.mask.sum()) for row in rows)
