@@ -21,6 +21,33 @@ class ExecResult(msgspec.Struct, kw_only=True):
     seconds: float = 0.0
 
 
+class ClaimAnswer(msgspec.Struct):
+    """Broker → client: where the claimed sandbox is, and what opens it."""
+
+    claim_id: str
+    sandbox_id: str
+    url: str
+    token: str
+    boot_nonce: str
+
+
+class PoolStatus(msgspec.Struct):
+    """Broker → client: one pool as `GET /v1/pools` tells it."""
+
+    name: str
+    runtime: str
+    warm: int
+    max: int
+    ready: int
+    claimed: int
+    starting: int
+    resetting: int
+    started_total: int = 0
+    failed_total: int = 0
+    limits: dict[str, str] = {}
+    """Which limits hold on this machine, and by what (`pids: cgroup`)."""
+
+
 class Sandbox(Protocol):
     """One claimed sandbox. Every method raises `SandboxError` when the sandbox is lost."""
 
@@ -40,7 +67,10 @@ class Sandbox(Protocol):
         ...
 
     async def read_file(self, path: str, *, max_bytes: int = 10_000_000) -> bytes:
-        """Read a file. Raises FileNotFoundError, IsADirectoryError, PermissionError, ValueError (larger than `max_bytes`)."""
+        """Read a file.
+
+        Raises FileNotFoundError, IsADirectoryError, PermissionError, ValueError (larger than `max_bytes`).
+        """
         ...
 
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
@@ -48,5 +78,5 @@ class Sandbox(Protocol):
         ...
 
     async def write_files(self, files: Mapping[str, bytes], *, mode: int = 0o644) -> None:
-        """Write several files in one call, in order; a failure leaves those before it written. Errors as `write_file`."""
+        """Write several files in one call, in order; those before a failure stay written. Errors as `write_file`."""
         ...

@@ -25,7 +25,7 @@ import msgspec
 from rljob import telemetry
 from rljob.errors import DeadlineError, ManifestError, SandboxError
 from rljob.http1 import Answer, HttpClient, HttpError
-from rljob.sandbox import ExecResult
+from rljob.sandbox import ClaimAnswer, ExecResult, PoolStatus
 
 GRACE_SECONDS = 15.0
 """What an answer may take beyond the time the command itself was given."""
@@ -37,33 +37,6 @@ MAX_OUTPUT_BYTES = 4_000_000
 """Upper bound of `max_output_bytes`."""
 
 _T = TypeVar("_T")
-
-
-class ClaimAnswer(msgspec.Struct):
-    """Broker → client: where the claimed sandbox is, and what opens it."""
-
-    claim_id: str
-    sandbox_id: str
-    url: str
-    token: str
-    boot_nonce: str
-
-
-class PoolStatus(msgspec.Struct):
-    """Broker → client: one pool as `GET /v1/pools` tells it."""
-
-    name: str
-    runtime: str
-    warm: int
-    max: int
-    ready: int
-    claimed: int
-    starting: int
-    resetting: int
-    started_total: int = 0
-    failed_total: int = 0
-    limits: dict[str, str] = {}
-    """Which limits hold on this machine, and by what (`pids: cgroup`)."""
 
 
 class _Refusal(msgspec.Struct):
@@ -78,12 +51,23 @@ class _Pools(msgspec.Struct):
 
 
 class SandboxClient:
-    """Claims sandboxes from one broker for one job. Belongs to the event loop that first uses it."""
+    """Claims sandboxes from one broker for one job. Belongs to the event loop that first uses it.
 
-    def __init__(self, broker_url: str, token: str, job: str = "") -> None:
+    Args:
+        broker_url: Address of the broker.
+        token: The job's bearer token.
+        job: The job's name.
+        owner: Who claims. The first claim of an owner with a new boot id gives back what its earlier boots held.
+        boot_id: Which start of the owner's process this is.
+    """
+
+    def __init__(
+        self, broker_url: str, token: str, job: str = "", *, owner: str = "", boot_id: str = ""
+    ) -> None:
         self.url = broker_url
         self._http = HttpClient(broker_url)
         self._headers = {"authorization": f"Bearer {token}", "x-rljob-job": job}
+        self._owner = {"owner": owner, "boot_id": boot_id} if owner else {}
         self._releasing: set[asyncio.Task[bool]] = set()
 
     async def acquire(
@@ -116,6 +100,7 @@ class SandboxClient:
             "image": image,
             "env": dict(env or {}),
             "ttl_seconds": ttl_seconds,
+            **self._owner,
         }
         try:
             return ClaimedSandbox(self, await self._acquire(request, timeout))

@@ -1,6 +1,6 @@
 """The broker's HTTP API: who may claim, from which pool.
 
-    POST   /v1/claims {request_id, pool, image, env, ttl_seconds, wait_seconds}
+    POST   /v1/claims {request_id, pool, image, env, ttl_seconds, wait_seconds, owner, boot_id}
                       → {claim_id, sandbox_id, url, token, boot_nonce}
                       429 all places taken, 503 none ready yet, both with Retry-After; 404 no such pool or image
     DELETE /v1/claims/{id}[?broken=1]  → {}; 404 no such claim
@@ -8,7 +8,7 @@
     GET    /healthz                    anyone
 
 The request id becomes the claim id: a repeated request gets the same claim, and whoever lost the answer can
-still release it.
+still release it. A claim of an owner with a new boot id gives back what its earlier boots held.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import msgspec
 
 from rljob_sandbox_pool.guest import checks
 from rljob_sandbox_pool.guest.wire import RefusedError, Request, Response, answer
+from rljob_sandbox_pool.leases import ClaimRequest, Owner
 from rljob_sandbox_pool.pool import NoSandboxError, Pool
 
 MAX_WAIT_SECONDS = 30.0
@@ -61,12 +62,17 @@ class Broker:
         if not claim_id:
             raise checks.bad("request_id is missing")
         pool = self._pool(checks.text(body, "pool", limit=253), body.get("image"))
-        env = checks.environment(body.get("env") or {})
-        ttl = checks.number(body, "ttl_seconds", 3600.0, 1.0, checks.MAX_TTL_SECONDS)
-        wait = checks.number(body, "wait_seconds", 0.0, 0.0, MAX_WAIT_SECONDS)
+        owner, boot_id = (checks.text(body, name, "", limit=128) for name in ("owner", "boot_id"))
+        asked = ClaimRequest(
+            id=claim_id,
+            env=checks.environment(body.get("env") or {}),
+            ttl_seconds=checks.number(body, "ttl_seconds", 3600.0, 1.0, checks.MAX_TTL_SECONDS),
+            wait_seconds=checks.number(body, "wait_seconds", 0.0, 0.0, MAX_WAIT_SECONDS),
+            owner=Owner(owner, boot_id) if owner else None,
+        )
         if claim_id in self._pending:
             raise RefusedError(503, "pending", "this claim is being made", {"retry-after": "0.1"})
-        task = asyncio.ensure_future(pool.claim(claim_id, env, ttl, wait))
+        task = asyncio.ensure_future(pool.claim(asked))
         self._pending[claim_id] = task
         try:
             return Response(200, await task)

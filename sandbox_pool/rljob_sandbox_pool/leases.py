@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from rljob.clock import Clock
+
+
+class Owner(NamedTuple):
+    """Who claims, and in which start of its process."""
+
+    name: str
+    boot_id: str
+
+
+@dataclass(frozen=True)
+class ClaimRequest:
+    """What a claim asks for."""
+
+    id: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    ttl_seconds: float = 3600.0
+    wait_seconds: float = 0.0
+    """How long it may wait for a sandbox."""
+    owner: Owner | None = None
 
 
 @dataclass(frozen=True)
@@ -12,12 +33,12 @@ class Lease:
     """One claim on one sandbox."""
 
     claim_id: str
-    pool: str
     sandbox_id: str
     expires: float
     """Monotonic seconds. The guest ends itself at the same time; this is for its broker to notice."""
     answer: bytes
     """What the claim was answered with: a repeated request gets it again."""
+    owner: Owner | None = None
 
 
 class Leases:
@@ -48,6 +69,16 @@ class Leases:
             (lease for lease in self._by_claim.values() if lease.sandbox_id == sandbox_id), None
         )
         return self.remove(lease.claim_id) if lease else None
+
+    def of_earlier_boots(self, owner: Owner) -> list[Lease]:
+        """Claims of the same owner from before it was restarted: nobody holds them any more."""
+        return [
+            lease
+            for lease in self._by_claim.values()
+            if lease.owner
+            and lease.owner.name == owner.name
+            and lease.owner.boot_id != owner.boot_id
+        ]
 
     def expired(self) -> list[Lease]:
         """Claims past their time to live."""

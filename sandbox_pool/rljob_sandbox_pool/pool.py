@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
@@ -25,10 +25,10 @@ from rljob.api.rljob_types import SandboxPool
 from rljob.clock import Clock, SystemClock
 from rljob.errors import SandboxError
 from rljob.ids import new_token
-from rljob.sandbox_client import ClaimAnswer, PoolStatus
+from rljob.sandbox import ClaimAnswer, PoolStatus
 from rljob_sandbox_pool import sizing
 from rljob_sandbox_pool.guest.claims import sandbox_key
-from rljob_sandbox_pool.leases import Lease, Leases
+from rljob_sandbox_pool.leases import ClaimRequest, Lease, Leases, Owner
 from rljob_sandbox_pool.member import Member, MemberState
 from rljob_sandbox_pool.ready_queue import ReadyQueue
 from rljob_sandbox_pool.reset import Fate, fate
@@ -76,7 +76,7 @@ class Pool:
         self._members: dict[str, Member] = {}
         self._queue: ReadyQueue[Member] = ReadyQueue()
         self._changed = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
         self._failures = 0
         self._no_start_before = 0.0
         self._last_problem = ""
@@ -85,18 +85,18 @@ class Pool:
 
     # ── claims ──
 
-    async def claim(
-        self, claim_id: str, env: Mapping[str, str], ttl_seconds: float, wait_seconds: float
-    ) -> bytes:
+    async def claim(self, request: ClaimRequest) -> bytes:
         """Claim a sandbox; the JSON of a `ClaimAnswer`, the same for the same claim id. Raises NoSandboxError."""
-        if lease := self._leases.get(claim_id):
+        if lease := self._leases.get(request.id):
             return lease.answer
+        if request.owner:
+            self._release_earlier_boots(request.owner)
         began = self._clock.monotonic()
         for _ in range(CLAIM_TRIES):
-            left = wait_seconds - (self._clock.monotonic() - began)
+            left = request.wait_seconds - (self._clock.monotonic() - began)
             if (member := await self._queue.get(left, self._changed.set)) is None:
                 break
-            if answer := await self._take(member, claim_id, env, ttl_seconds):
+            if answer := await self._take(member, request):
                 telemetry.SANDBOX_CLAIMS.inc(pool=self.spec.name, result="granted")
                 telemetry.SANDBOX_CLAIM_SECONDS.observe(
                     self._clock.monotonic() - began, pool=self.spec.name
@@ -105,14 +105,12 @@ class Pool:
         telemetry.SANDBOX_CLAIMS.inc(pool=self.spec.name, result="exhausted")
         raise self._no_sandbox()
 
-    async def _take(
-        self, member: Member, claim_id: str, env: Mapping[str, str], ttl_seconds: float
-    ) -> bytes | None:
+    async def _take(self, member: Member, request: ClaimRequest) -> bytes | None:
         """Make a ready sandbox the claim's; None where the sandbox would not."""
         self._enter(member, MemberState.CLAIMED)
         token = new_token()
         try:
-            await member.claim(claim_id, token, env, ttl_seconds)
+            await member.claim(request.id, token, request.env, request.ttl_seconds)
         except SandboxError as error:
             telemetry.SANDBOX_CLAIMS.inc(pool=self.spec.name, result="failed")
             self._end(member, str(error))
@@ -121,11 +119,18 @@ class Pool:
             # Whoever claimed has hung up; whether the guest took the claim is not known.
             self._spawn(self._reset(member))
             raise
-        answer = ClaimAnswer(claim_id, member.id, member.url, token, member.boot_nonce)
+        answer = ClaimAnswer(request.id, member.id, member.url, token, member.boot_nonce)
         encoded = msgspec.json.encode(answer)
-        expires = self._clock.monotonic() + ttl_seconds
-        self._leases.add(Lease(claim_id, self.spec.name, member.id, expires, encoded))
+        expires = self._clock.monotonic() + request.ttl_seconds
+        self._leases.add(Lease(request.id, member.id, expires, encoded, request.owner))
         return encoded
+
+    def _release_earlier_boots(self, owner: Owner) -> None:
+        for lease in self._leases.of_earlier_boots(owner):
+            _log.info(
+                "claim_forfeited", claim=lease.claim_id, sandbox=lease.sandbox_id, owner=owner.name
+            )
+            self._spawn(self.release(lease.claim_id))
 
     async def release(self, claim_id: str, *, broken: bool = False) -> bool:
         """Take a claim's sandbox back; False where there is no such claim.
@@ -324,7 +329,7 @@ class Pool:
             reason=problem,
         )
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _spawn(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[object]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -15,6 +15,7 @@ from rljob.api.rljob_types import SandboxPool
 from rljob.errors import SandboxError
 from rljob.sandbox_client import SandboxClient
 from rljob_sandbox_pool.guest.claims import State
+from rljob_sandbox_pool.leases import ClaimRequest, Owner
 from rljob_sandbox_pool.manager import Manager
 from rljob_sandbox_pool.pool import NoSandboxError, Pool
 from rljob_sandbox_pool.runtimes.base import SandboxSpec
@@ -71,8 +72,10 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-async def claim(pool: Pool, claim_id: str = "c1", wait: float = 20.0) -> dict[str, str]:
-    return json.loads(await pool.claim(claim_id, {}, 60.0, wait))
+async def claim(
+    pool: Pool, claim_id: str = "c1", wait: float = 20.0, **more: Any
+) -> dict[str, str]:
+    return json.loads(await pool.claim(ClaimRequest(id=claim_id, wait_seconds=wait, **more)))
 
 
 async def test_it_keeps_its_warm_sandboxes_ready() -> None:
@@ -151,7 +154,7 @@ async def test_a_claim_that_is_cancelled_midway_leaves_no_sandbox_claimed() -> N
     runtime = Runtime(faults=["deaf"])
     async with running(runtime, warm=1, max=1) as pool:
         await until(lambda: pool.counts().ready == 1)
-        task = asyncio.create_task(pool.claim("a", {}, 60.0, 5.0))
+        task = asyncio.create_task(pool.claim(ClaimRequest(id="a", wait_seconds=5.0)))
         await until(lambda: pool.counts().claimed == 1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -162,7 +165,7 @@ async def test_a_claim_that_is_cancelled_midway_leaves_no_sandbox_claimed() -> N
 async def test_an_expired_claim_frees_its_place() -> None:
     runtime = Runtime()
     async with running(runtime, warm=1, max=1) as pool:
-        await pool.claim("a", {}, 0.05, 20.0)
+        await claim(pool, "a", ttl_seconds=0.05)
         await claim(pool, "b")
         assert not await pool.release("a")
         assert len(runtime.started) == 2
@@ -176,6 +179,14 @@ async def test_a_release_is_known_once() -> None:
             False,
             False,
         ]
+
+
+async def test_a_restarted_owner_gives_back_what_its_earlier_boot_held() -> None:
+    async with running(Runtime(), warm=1, max=2) as pool:
+        await claim(pool, "a", owner=Owner("worker-0", "boot 1"))
+        await claim(pool, "b", owner=Owner("worker-1", "boot 1"))
+        await claim(pool, "c", owner=Owner("worker-0", "boot 2"))
+        assert [await pool.release(name) for name in "abc"] == [False, True, True]
 
 
 async def test_a_broken_sandbox_is_replaced_not_reset() -> None:

@@ -98,9 +98,7 @@ class Clock:
 
 
 def lease(claim: str, expires: float) -> Lease:
-    return Lease(
-        claim_id=claim, pool="p", sandbox_id=f"box-of-{claim}", expires=expires, answer=b""
-    )
+    return Lease(claim_id=claim, sandbox_id=f"box-of-{claim}", expires=expires, answer=b"")
 
 
 def test_leases_expire_by_the_monotonic_clock() -> None:
