@@ -13,6 +13,8 @@ from rljob.errors import MachineError
 from rljob_sandbox_pool.guest.wire import RefusedError, Request, RequestParser, Response
 
 MAX_CONNECTIONS = 4096
+MAX_QUEUED = 16
+"""Requests that one connection may send ahead of their answers."""
 IDLE_SECONDS = 60.0
 """Without a whole request for so long, a connection is closed."""
 
@@ -50,6 +52,8 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             self._requests += self._parser.feed(data)
+            if len(self._requests) > MAX_QUEUED:
+                raise RefusedError(429, "too_many", "wait for answers before asking more")
         except RefusedError as refusal:
             self._send(refusal.response(close=True))
             return

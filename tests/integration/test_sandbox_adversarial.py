@@ -123,6 +123,29 @@ async def test_a_memory_hog_goes_and_the_guest_stays(box: ClaimedSandbox) -> Non
     assert (await box.exec("echo alive")).stdout == "alive\n"
 
 
+async def test_cpu_time_ends(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path, "own-uid", limits={"cpuSeconds": 1}) as client,
+        client.claim("p", timeout=30) as box,
+    ):
+        result = await box.exec("while :; do :; done", timeout=60)
+        assert (result.timed_out, result.exit_code) == (False, 128 + signal.SIGKILL)
+        assert (await box.exec("echo alive")).stdout == "alive\n"
+
+
+async def test_half_open_connections_and_floods_do_not_stop_the_owner(box: ClaimedSandbox) -> None:
+    host, port = box.url.removeprefix("http://").split(":")
+    held = [await asyncio.open_connection(host, int(port)) for _ in range(40)]
+    for _, writer in held:
+        writer.write(b"POST /exec HTTP/1.1\r\ncontent-length: 1000\r\n\r\n{")
+    reader, writer = held[0]
+    writer.write(b" " * 999 + b"GET /healthz HTTP/1.1\r\n\r\n" * 5000)
+    assert (await box.exec("echo alive")).stdout == "alive\n"
+    assert (await reader.read(12)) == b"HTTP/1.1 429"
+    for _, writer in held:
+        writer.close()
+
+
 @pytest.mark.parametrize("folder", ["/workspace", "/tmp", "/dev/shm"])
 async def test_a_full_disk_is_the_commands_error(
     client: SandboxClient, box: ClaimedSandbox, folder: str

@@ -10,6 +10,8 @@ from rljob_sandbox_pool.guest.loop import Loop, Timer
 from rljob_sandbox_pool.guest.wire import RefusedError, Request, RequestParser, Response
 
 MAX_CONNECTIONS = 64
+MAX_QUEUED = 16
+"""Requests that one connection may send ahead of their answers."""
 IDLE_SECONDS = 60.0
 REQUEST_SECONDS = 30.0
 """How long a request may take to arrive once it has begun, and an answer to be taken."""
@@ -68,6 +70,8 @@ class Connection:
             return
         try:
             self._requests.extend(self._parser.feed(data))
+            if len(self._requests) > MAX_QUEUED:
+                raise RefusedError(429, "too_many", "wait for answers before asking more")
         except RefusedError as refusal:
             self._closing = True
             self._send(refusal.response(close=True))
