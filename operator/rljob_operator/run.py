@@ -188,7 +188,7 @@ class Run:
             snapshot=watch.snapshot,
             audit=self._audit,
             wall_seconds=wall_seconds,
-            starting_seconds=watch.first_weights_seconds or wall_seconds,
+            starting_seconds=watch.first_weights_seconds,
             restarts=watch.facts.restarts,
         )
 

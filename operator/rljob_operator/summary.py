@@ -61,7 +61,7 @@ class Summary(msgspec.Struct, kw_only=True):
     """Spent by the last trainer process on training, publishing and checkpoints."""
     waiting_for_rollouts_seconds: float
     """Spent by the last trainer process on waiting for episodes."""
-    starting_seconds: float
+    starting_seconds: float | None
     """From the start of the run to the first committed weights."""
     restarts: dict[str, int]
     folder: str
@@ -77,7 +77,7 @@ def build(
     snapshot: LedgerSnapshot | None,
     audit: AuditNumbers | None,
     wall_seconds: float,
-    starting_seconds: float,
+    starting_seconds: float | None,
     restarts: dict[str, int],
 ) -> Summary:
     """Everything known at the end."""
@@ -114,7 +114,7 @@ def build(
             sum(seconds.get(key, 0.0) for key in ("training", "publishing", "checkpoint")), 1
         ),
         waiting_for_rollouts_seconds=round(seconds.get("waiting", 0.0), 1),
-        starting_seconds=round(starting_seconds, 1),
+        starting_seconds=None if starting_seconds is None else round(starting_seconds, 1),
         restarts=restarts,
         folder=str(folder),
     )
