@@ -17,9 +17,9 @@ from rljob.api.trainer_types import Algorithm, Checkpoint, Correction, Optimizer
 
 __all__ = [
     "API_VERSION", "KIND", "AgentRef", "Algorithm", "Checkpoint", "Correction", "Data", "Deadlines", "Engine",
-    "Lifecycle", "Model", "ObjectMeta", "Optimizer", "PoolImage", "RLJob", "RLJobSpec", "Recycle", "Redis", "RewardRef", "Rollout",
-    "Sampling", "SandboxLimits", "SandboxPool", "Scheduling", "Store", "Task", "TaskSandbox", "ToolRef", "TrainData",
-    "Trainer", "ValidationData", "Weights", "Worker",
+    "Lifecycle", "Model", "ObjectMeta", "Optimizer", "PoolImage", "RLJob", "RLJobSpec", "Recycle", "Redis",
+    "RewardRef", "Rollout", "Sampling", "SandboxLimits", "SandboxPool", "Scheduling", "Store", "Task",
+    "TaskSandbox", "ToolRef", "TrainData", "Trainer", "ValidationData", "Weights", "Worker",
 ]  # fmt: skip
 
 API_VERSION = "rljob.dev/v1alpha1"
