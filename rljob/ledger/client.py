@@ -37,7 +37,7 @@ class Ledger(WorkerCalls, TrainerCalls, ValidationCalls, ObserverCalls):
 
         ledger = cls(Store(url, job, deadline_seconds))
         try:
-            await ledger._store.ping()
+            await ledger._store.command("PING")
         except BaseException:
             await ledger.aclose()
             raise

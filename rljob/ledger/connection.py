@@ -1,7 +1,10 @@
-"""One connection pool to the store: scripts by hash, bounded retries, errors with our names.
+"""The store as scripts see it: by hash, bounded retries, errors with our names.
 
-Every script may be repeated, so a call whose answer was lost is simply made again until the deadline. Nothing above this file
-sees a class of redis-py.
+    call ──► retry until the deadline ──► exchange over an idle connection (at most 32) ──► answers, or it is closed
+
+Every script may be repeated, so a call whose answer was lost is simply made again. Of redis-py this uses the connection (URLs,
+TLS, authentication, the protocol), not the client: its layers cost more per call than all of ours together, and before
+Python 3.12 they forget a cancellation that arrives with an answer (bpo-37658). Nothing above this file sees its classes.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from typing import Any, TypeVar
 
 import msgspec
 from redis import exceptions
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import ConnectionPool
+from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
@@ -29,8 +33,8 @@ Argument = str | int | float | bytes
 SCRIPTS = Path(__file__).with_name("scripts")
 MAX_CONNECTIONS = 32
 """Per process. More only queue inside the server, which runs one script at a time."""
-SOCKET_SECONDS = 10.0
-"""An answer that takes longer is asked for again; the longest script (a forfeit over 100,000 leases) takes below 1 s."""
+EXCHANGE_SECONDS = 10.0
+"""An answer that takes longer is asked for again; the longest script, over 100,000 leases, takes below 1 s."""
 BODY_SECONDS = 600
 """A payload that no script took over (its worker died in between) leaves the store after so long."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.05, 1.0
@@ -78,30 +82,25 @@ class Store:
         self.prefix = f"rljob:{{{job}}}:"
         self.deadline_seconds = deadline_seconds
         try:
-            pool = BlockingConnectionPool.from_url(
+            self._factory = ConnectionPool.from_url(
                 url,
-                max_connections=MAX_CONNECTIONS,
-                timeout=deadline_seconds,
-                socket_timeout=SOCKET_SECONDS,
+                protocol=2,
+                socket_timeout=None,  # `exchange` has the deadline
                 socket_connect_timeout=5.0,
                 retry=Retry(NoBackoff(), 0),  # ours is the only retry loop
-                protocol=2,
             )
         except ValueError as error:
             raise ManifestError(
                 "spec.store.redis.url", str(error), "use redis://, rediss:// or unix://"
             ) from None
-        self._redis = Redis(connection_pool=pool)
-        self._pool = pool
+        self._idle: list[AbstractConnection] = []
+        self._free = asyncio.Semaphore(MAX_CONNECTIONS)
 
     async def close(self) -> None:
         """Close every connection."""
-        await self._redis.aclose()
-        await self._pool.disconnect()
-
-    async def ping(self) -> None:
-        """Reach the store, or raise `StoreError` at the deadline."""
-        await self.retry("ping", lambda: self._redis.ping())
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            await connection.disconnect()
 
     async def call(self, script: str, *arguments: Argument) -> Any:
         """Run one script; its MessagePack answer decoded, or None where it has none."""
@@ -109,7 +108,7 @@ class Store:
         return None if answer is None else msgspec.msgpack.decode(answer)
 
     async def call_with_payload(self, script: str, payload: bytes, *arguments: Argument) -> Any:
-        """Run one script with a payload laid beside it, in one round trip; the script gets its key as first argument.
+        """Run one script with a payload laid beside it, in one round trip; its key is the script's first argument.
 
         The script takes the payload over; one that a crash left behind leaves the store by itself. Each try has a key of
         its own: the one before may have been accepted although its answer was lost.
@@ -117,46 +116,49 @@ class Store:
 
         async def send() -> bytes:
             body = f"b:{secrets.token_hex(8)}"
-            async with self._redis.pipeline(transaction=False) as pipe:
-                pipe.execute_command("SET", self.prefix + body, payload, "EX", BODY_SECONDS)
-                pipe.execute_command(
-                    "EVALSHA", script_hash(script), 1, self.prefix, body, *arguments
-                )
-                stored, answer = await pipe.execute(raise_on_error=False)
-            if isinstance(answer, exceptions.NoScriptError) and not isinstance(stored, Exception):
-                return await self._evaluate(script, (body, *arguments))
-            for outcome in (stored, answer):
-                if isinstance(outcome, Exception):
-                    raise outcome
-            return answer
+            store = ("SET", self.prefix + body, payload, "EX", BODY_SECONDS)
+            return await self._evaluate(script, (body, *arguments), store)
 
         return msgspec.msgpack.decode(await self.retry(script, send))
 
+    async def command(self, *words: Argument) -> Any:
+        """One command that is safe to repeat."""
+
+        async def send() -> Any:
+            (answer,) = await self._exchange(words)
+            return answer
+
+        return await self.retry(str(words[0]), send)
+
     async def read_bodies(self, keys: Sequence[str]) -> list[bytes | None]:
         """The payloads of these keys, in one round trip; None for one that is not there."""
-        names = [self.prefix + key for key in keys]
-        return await self.retry("read", lambda: self._redis.mget(names))
+        return await self.command("MGET", *(self.prefix + key for key in keys)) if keys else []
 
     async def read_stream(
         self, stream: str, after: str, count: int
     ) -> list[tuple[str, dict[bytes, bytes]]]:
         """Up to `count` entries of a stream past the id `after` ("" from the first on)."""
         start = f"({after}" if after else "-"
-        command = ("XRANGE", self.prefix + stream, start, "+", "COUNT", count)
-        entries = await self.retry("read", lambda: self._redis.execute_command(*command))
-        return [(entry[0].decode(), _fields(entry)) for entry in entries]
+        rows = await self.command("XRANGE", self.prefix + stream, start, "+", "COUNT", count)
+        return [
+            (entry.decode(), dict(zip(flat[::2], flat[1::2], strict=True))) for entry, flat in rows
+        ]
 
-    async def delete_all(self) -> int:
-        """Remove every key of the job; how many there were."""
+    async def keys(self, name: str = "") -> list[bytes]:
+        """Every key of the job whose name begins so. The prefix holds no glob character but braces, which are literal."""
+        found: list[bytes] = []
+        cursor = b"0"
+        while True:
+            pattern = f"{self.prefix}{name}*"
+            cursor, some = await self.command("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
+            found += some
+            if cursor == b"0":
+                return found
 
-        async def sweep() -> int:
-            removed = 0
-            # The prefix holds no glob character but the braces, which Redis reads literally.
-            async for key in self._redis.scan_iter(match=self.prefix + "*", count=1000):
-                removed += int(await self._redis.unlink(key))
-            return removed
-
-        return await self.retry("destroy", sweep)
+    async def delete_all(self) -> None:
+        """Remove every key of the job."""
+        for key in await self.keys():
+            await self.command("UNLINK", key)
 
     async def retry(self, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
         """Repeat `attempt` while the store is away.
@@ -168,11 +170,10 @@ class Store:
         """
         started, pause = time.monotonic(), FIRST_PAUSE_SECONDS
         while True:
+            left = self.deadline_seconds - (time.monotonic() - started)
             try:
-                async with asyncio.timeout(
-                    max(0.001, self.deadline_seconds - (time.monotonic() - started))
-                ):
-                    return await _cancellable(attempt())
+                async with asyncio.timeout(max(0.001, left)):
+                    return await attempt()
             except PERMANENT as error:
                 raise StoreError(f"{what}: the store refused this client: {error}") from error
             except (*TRANSIENT, TimeoutError) as error:
@@ -184,35 +185,46 @@ class Store:
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
 
-    async def _evaluate(self, script: str, arguments: Sequence[Argument]) -> bytes | None:
+    async def _evaluate(
+        self, script: str, arguments: Sequence[Argument], *before: Sequence[Argument]
+    ) -> Any:
+        """Run the commands of `before` and then the script, in one round trip; the script's answer."""
+        rest = (1, self.prefix, *arguments)
         try:
-            return await self._redis.execute_command(
-                "EVALSHA", script_hash(script), 1, self.prefix, *arguments
-            )
+            return (await self._exchange(*before, ("EVALSHA", script_hash(script), *rest)))[-1]
         except exceptions.NoScriptError:
             # A restarted or failed-over server has no scripts; EVAL runs and keeps them in one step.
-            return await self._redis.execute_command(
-                "EVAL", script_source(script), 1, self.prefix, *arguments
-            )
+            return (await self._exchange(*before, ("EVAL", script_source(script), *rest)))[-1]
+
+    async def _exchange(self, *commands: Sequence[Argument]) -> list[Any]:
+        """Send commands over one connection and read their answers; the first that is an error is raised."""
+        async with self._free:
+            connection = self._idle.pop() if self._idle else self._factory.make_connection()
+            try:
+                async with asyncio.timeout(EXCHANGE_SECONDS):
+                    if not connection.is_connected:
+                        await connection.connect()
+                    packed = connection.pack_commands(commands)
+                    await connection.send_packed_command(packed, check_health=False)
+                    answers = [await _answer(connection) for _ in commands]
+            except BaseException as error:
+                # An answer may still be under way: never use it again. If the server is gone, so are the idle ones.
+                await connection.disconnect(nowait=True)
+                if isinstance(error, Exception):
+                    await self.close()
+                raise
+            self._idle.append(connection)
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return answers
 
 
-async def _cancellable(call: Awaitable[T]) -> T:
-    """Await `call`; a cancellation that came meanwhile is raised even where it was lost.
-
-    redis-py waits with `asyncio.wait_for`, which before Python 3.12 forgets a cancellation that arrives together with the
-    answer (bpo-37658): every second one, on loopback. The task would then go on for ever.
-    """
-    task = asyncio.current_task()
-    before = task.cancelling() if task else 0
-    answer = await call
-    if task and task.cancelling() > before:
-        raise asyncio.CancelledError
-    return answer
-
-
-def _fields(entry: Sequence[Any]) -> dict[bytes, bytes]:
-    flat = entry[1]
-    return dict(flat) if isinstance(flat, dict) else dict(zip(flat[::2], flat[1::2], strict=True))
+async def _answer(connection: AbstractConnection) -> Any:
+    try:
+        return await connection.read_response(disable_decoding=True)
+    except exceptions.ResponseError as error:
+        return error
 
 
 def _named(what: str, text: str) -> Exception:

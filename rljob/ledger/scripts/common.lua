@@ -4,14 +4,21 @@ local P = KEYS[1]
 local STATE, CONFIG = P .. 'state', P .. 'config'
 local LIVE, RUNNING, READY, TAKEN = P .. 'live', P .. 'running', P .. 'ready', P .. 'taken'
 local STREAM, DEAD, EVICTIONS, REQUEUE = P .. 'stream', P .. 'dead', P .. 'evictions', P .. 'requeue'
-local VALIDATIONS = P .. 'validations'
+local OLDEST, VALIDATIONS = P .. 'oldest', P .. 'validations'
 local DEAD_LETTERS_KEPT = 10000
 -- A lease that ended without a word (worker killed, network gone) is rarely the episode's fault; a prompt that kills its
 -- worker must end all the same. So many lost leases weigh as one reported failure.
 local LOST_PER_FAILURE = 4
 
-local TIME = redis.call('TIME')
-local NOW = tonumber(TIME[1]) * 1000 + math.floor(tonumber(TIME[2]) / 1000)
+-- The server's clock in milliseconds, the same throughout a script.
+local clock
+local function now()
+  if not clock then
+    local time = redis.call('TIME')
+    clock = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+  end
+  return clock
+end
 
 -- A full store refuses the first write of a script if it could take memory, but none after a first write that cannot.
 -- A DEL of nothing is such a write. Every call but `complete` and the start of new groups must go on when memory is full.
@@ -45,18 +52,21 @@ local function fence(incarnation)
   if incarnation > newest then stop('STATE incarnation ' .. incarnation .. ' is unknown, the newest is ' .. newest) end
 end
 
--- Episodes. Of both classes: where its record lies and which queues it may be in.
+-- Episodes. Of both classes: hash and field of its record; `queue` names the sorted set of a state it may be in.
 local function parse(id)
   local kind, major, minor, member = string.match(id, '^([tv])(%d+)%-(%d+)%.(%d+)$')
   if not kind then stop('STATE not an episode: ' .. id) end
   local group = kind .. major .. '-' .. minor
   if kind == 't' then
-    return {id = id, training = true, group = group, index = major, evictions = tonumber(minor), key = P .. 'g:' .. group,
-      field = member, leases = P .. 'leases', missing = P .. 'missing', retry = P .. 'retry'}
+    return {id = id, training = true, group = group, index = major, evictions = tonumber(minor), key = P .. 'g:' .. group, field = member}
   end
   local run = P .. 'v:' .. major
   return {id = id, group = group, run = run, step = major, row = tonumber(minor), sample = tonumber(member), key = run .. ':m',
-    field = minor .. '.' .. member, leases = P .. 'vleases', missing = run .. ':missing', retry = run .. ':retry'}
+    field = minor .. '.' .. member}
+end
+local function queue(e, name)
+  if e.training then return P .. name end
+  return name == 'leases' and (P .. 'vleases') or (e.run .. ':' .. name)
 end
 
 -- Record of an episode: s state (m missing, l leased, w waiting for its retry, d done, x dead: validation only), a newest
@@ -67,16 +77,16 @@ local function load(e)
   return packed and cmsgpack.unpack(packed) or nil
 end
 local function save(e, m) redis.call('HSET', e.key, e.field, cmsgpack.pack(m)) end
-local function leave_queues(e)
-  redis.call('ZREM', e.leases, e.id)
-  redis.call('ZREM', e.missing, e.id)
-  redis.call('ZREM', e.retry, e.id)
+local QUEUES = {l = 'leases', m = 'missing', w = 'retry'}
+local function leave_queue(e, m)
+  local name = QUEUES[m.s]
+  if name then redis.call('ZREM', queue(e, name), e.id) end
 end
 local function to_missing(e, m)
+  leave_queue(e, m)
   m.s = 'm'
-  leave_queues(e)
   local order = e.row or (tonumber(redis.call('HGET', e.key, 'seq')) * 1024 + tonumber(e.field))
-  redis.call('ZADD', e.missing, order, e.id)
+  redis.call('ZADD', queue(e, 'missing'), order, e.id)
   save(e, m)
 end
 
@@ -105,7 +115,7 @@ local function forget(group)
     else
       open = open + 1
     end
-    leave_queues(parse(group .. '.' .. (i - 1)))
+    leave_queue(parse(group .. '.' .. (i - 1)), m)
   end
   if #entries > 0 then
     redis.call('UNLINK', unpack(bodies))
@@ -114,6 +124,7 @@ local function forget(group)
   redis.call('ZREM', LIVE, group)
   redis.call('ZREM', RUNNING, group)
   redis.call('ZREM', READY, group)
+  redis.call('ZREM', OLDEST, group)
   if open > 0 then redis.call('HINCRBY', STATE, 'open', -open) end
 end
 
@@ -144,19 +155,22 @@ local function next_version()
   return number('archived') + (redis.call('HEXISTS', STATE, 'taken_step') == 1 and 1 or 0)
 end
 -- Oldest n of the group's tokens (a leased member counts with the version of its lease); newest n, unless members run.
-local function span(group)
+local function span(group, list)
   local lo, hi, whole = nil, -1, true
-  for _, m in ipairs(members(group)) do
+  for _, m in ipairs(list or members(group)) do
     local n = (m.s == 'd' and m.lo) or (m.s == 'l' and m.n) or -1
     if n >= 0 and (not lo or n < lo) then lo = n end
     if m.s == 'd' then hi = math.max(hi, m.hi) else whole = false end
   end
   return lo, hi, whole
 end
+-- Sorted set OLDEST: per group, a lower bound of what `span` finds, so that young groups need not be read.
+local function may_be_old(group, n) redis.call('ZADD', OLDEST, 'LT', n, group) end
 -- Whether a batch that trains version n may no longer hold the group.
 local function past(group, n)
-  local lo, hi, whole = span(group)
   local bound = n - rule('max_staleness')
+  if tonumber(redis.call('ZSCORE', OLDEST, group)) >= bound then return false end
+  local lo, hi, whole = span(group)
   if not lo then return false end
   if rule('on_stale') == 'mask' then return whole and hi >= 0 and hi < bound end
   return lo < bound
@@ -174,9 +188,9 @@ local function acknowledge(step)
   set('archived', math.max(step, number('archived')))
   progress()
 end
-local function make_ready(group)
+local function make_ready(group, list)
   local hash = P .. 'g:' .. group
-  local n = span(group) or tonumber(redis.call('HGET', hash, 'start_n'))
+  local n = span(group, list) or tonumber(redis.call('HGET', hash, 'start_n'))
   -- Oldest policy first, then oldest start. Exact in a double: n below 2^20, seq below 2^32.
   redis.call('ZADD', READY, n * 4294967296 + tonumber(redis.call('HGET', hash, 'seq')), group)
 end
@@ -200,8 +214,8 @@ local function purge_validation(step)
   end
 end
 local function bury_sample(e, m, reason, evidence)
+  leave_queue(e, m)
   m.s = 'x'
-  leave_queues(e)
   save(e, m)
   redis.call('HINCRBY', e.run, 'dead', 1)
   dead_letter(e.group, e.id, reason, evidence)
@@ -227,14 +241,14 @@ local function each_lease(visit)
   end
 end
 local function extend_all()
-  local deadline = NOW + milliseconds('lease_seconds')
+  local deadline = now() + milliseconds('lease_seconds')
   for _, leases in ipairs({P .. 'leases', P .. 'vleases'}) do
     for _, id in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', deadline)) do redis.call('ZADD', leases, deadline, id) end
   end
 end
 local function expire()
   for _, leases in ipairs({P .. 'leases', P .. 'vleases'}) do
-    for _, id in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', NOW)) do
+    for _, id in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', now())) do
       local e = parse(id)
       local m = load(e)
       if m and m.s == 'l' then lose(e, m) else redis.call('ZREM', leases, id) end
@@ -245,10 +259,10 @@ end
 -- call after a restart of the server, or after a time in which nobody could heartbeat, gives every lease one more term.
 local SWEEP_MILLISECONDS = 250
 local function beat()
-  local silent = NOW - number('last_beat')
-  set('last_beat', NOW)
-  if not load_rules() or NOW - number('swept') < SWEEP_MILLISECONDS then return end
-  set('swept', NOW)
+  local silent = now() - number('last_beat')
+  set('last_beat', now())
+  if not load_rules() or now() - number('swept') < SWEEP_MILLISECONDS then return end
+  set('swept', now())
   local info = redis.pcall('INFO', 'server')
   local run = type(info) == 'string' and string.match(info, 'run_id:(%w+)') or ''
   local restarted = run ~= (redis.call('HGET', STATE, 'run_id') or run)
@@ -263,6 +277,6 @@ local function register(worker, boot)
   local current = redis.call('HGET', hash, 'boot')
   if current and current ~= boot then stop('FENCED worker ' .. worker .. ' runs under boot ' .. current) end
   redis.call('SADD', P .. 'workers', worker)
-  redis.call('HSET', hash, 'boot', boot, 'seen', NOW)
+  redis.call('HSET', hash, 'boot', boot, 'seen', now())
   return hash
 end

@@ -24,11 +24,11 @@ local function verdict(e, attempt)
   if m.a ~= attempt then return 'ok' end
   if m.s == 'w' or m.w ~= worker or m.b ~= boot then return 'already_done' end
   if m.s == 'm' then
-    redis.call('ZREM', e.missing, e.id)
+    redis.call('ZREM', queue(e, 'missing'), e.id)
     m.s = 'l'
     save(e, m)
   end
-  redis.call('ZADD', e.leases, NOW + milliseconds('lease_seconds'), e.id)
+  redis.call('ZADD', queue(e, 'leases'), now() + milliseconds('lease_seconds'), e.id)
   return 'ok'
 end
 local verdicts = {}

@@ -6,7 +6,7 @@ local function name(incarnation, n) names[incarnation .. '-' .. n] = true end
 for _, worker in ipairs(redis.call('SMEMBERS', P .. 'workers')) do
   local w = redis.call('HMGET', P .. 'w:' .. worker, 'held', 'seen')
   -- A worker that is gone for good must not hold disk for ever.
-  if not w[2] or NOW - tonumber(w[2]) > FORGET_AFTER_MILLISECONDS then
+  if not w[2] or now() - tonumber(w[2]) > FORGET_AFTER_MILLISECONDS then
     redis.call('SREM', P .. 'workers', worker)
     redis.call('HDEL', P .. 'w:' .. worker, 'held')
   elseif w[1] and w[1] ~= '' then

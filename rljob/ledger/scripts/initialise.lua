@@ -6,5 +6,5 @@ for i = 2, #ARGV, 2 do
   if fixed and stored and stored ~= ARGV[i + 1] then return cmsgpack.pack({ARGV[i], stored, ARGV[i + 1]}) end
 end
 redis.call('HSET', CONFIG, unpack(ARGV, 2))
-redis.call('HSETNX', STATE, 'last_beat', NOW)
+redis.call('HSETNX', STATE, 'last_beat', now())
 return nil

@@ -10,9 +10,9 @@ beat()
 local leases, lease_ms = {}, 0
 local function grant(e, m)
   m = m or {f = 0, l = 0}
+  leave_queue(e, m)
   m.s, m.a, m.n, m.i, m.w, m.b = 'l', (m.a or 0) + 1, n, incarnation, worker, boot
-  leave_queues(e)
-  redis.call('ZADD', e.leases, NOW + lease_ms, e.id)
+  redis.call('ZADD', queue(e, 'leases'), now() + lease_ms, e.id)
   save(e, m)
   count('leased')
   if m.a > 1 then count('retried') end
@@ -21,16 +21,16 @@ local function grant(e, m)
 end
 local function answer(reason, wait)
   local due = redis.call('ZRANGE', P .. 'retry', 0, 0, 'WITHSCORES')[2]
-  if due then wait = math.min(wait, math.max(10, tonumber(due) - NOW)) end
+  if due then wait = math.min(wait, math.max(10, tonumber(due) - now())) end
   local reply = cmsgpack.pack({leases, reason, reason == '' and 0 or wait})
   redis.call('HSET', hash, 'request', request, 'reply', reply)
   return reply
 end
 -- Grant from a queue, in its order, what `may` allows; what it refuses stays.
-local function serve(queue, until_score, may)
+local function serve(from, until_score, may)
   local skipped = 0
   while slots > 0 do
-    local ids = redis.call('ZRANGEBYSCORE', queue, '-inf', until_score, 'LIMIT', skipped, math.min(slots, 128))
+    local ids = redis.call('ZRANGEBYSCORE', from, '-inf', until_score, 'LIMIT', skipped, math.min(slots, 128))
     if #ids == 0 then return end
     for _, id in ipairs(ids) do
       local e = parse(id)
@@ -63,7 +63,7 @@ for _, step in ipairs(redis.call('ZRANGE', VALIDATIONS, 0, -1)) do
   local followed = tonumber(v[7]) == number('incarnation')
   if fill < 0.9 and followed and (exact or (v[5] == '0' and in_line)) then
     local function may() return room() > 0 and 'grant' or 'skip' end
-    serve(run .. ':retry', NOW, may)
+    serve(run .. ':retry', now(), may)
     serve(run .. ':missing', '+inf', may)
     local cursor, samples = tonumber(v[6]), tonumber(v[4])
     while slots > 0 and room() > 0 and cursor < tonumber(v[3]) * samples do
@@ -83,19 +83,21 @@ if not in_line then return answer(slots > 0 and 'engine_behind' or '', POLL_MILL
 local archived, verdicts, behind = number('archived'), {}, false
 local function may(e)
   if not verdicts[e.group] then
-    local start = math.min(tonumber(redis.call('HGET', e.key, 'start_n')), archived)
+    local started = tonumber(redis.call('HGET', e.key, 'start_n'))
     verdicts[e.group] = 'grant'
     if past(e.group, next_version()) then
       evict(e.group)
       verdicts[e.group] = 'gone'
-    elseif n < start then
+    elseif n < math.min(started, archived) then
       behind = true
       verdicts[e.group] = 'skip'
+    elseif n < started then
+      may_be_old(e.group, n)
     end
   end
   return verdicts[e.group]
 end
-serve(P .. 'retry', NOW, may)
+serve(P .. 'retry', now(), may)
 serve(P .. 'missing', '+inf', may)
 
 -- New groups.
@@ -121,9 +123,10 @@ local function next_group()
 end
 local function start_group()
   local group, seq = next_group(), redis.call('HINCRBY', STATE, 'seq', 1)
-  redis.call('HSET', P .. 'g:' .. group, 'seq', seq, 'start_n', n, 'done', 0)
+  redis.call('HSET', P .. 'g:' .. group, 'seq', seq, 'start_n', n, 'done', 0, 'size', size)
   redis.call('ZADD', LIVE, seq, group)
   redis.call('ZADD', RUNNING, seq, group)
+  redis.call('ZADD', OLDEST, n, group)
   redis.call('HINCRBY', STATE, 'open', size)
   for member = 0, size - 1 do
     local e = parse(group .. '.' .. member)

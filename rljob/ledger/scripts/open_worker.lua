@@ -15,6 +15,6 @@ local open = {}
 each_lease(function(e, m)
   if m.w ~= worker then return end
   if m.b ~= boot then return lose(e, m) end
-  open[#open + 1] = {e.id, m.a, math.max(0, tonumber(redis.call('ZSCORE', e.leases, e.id)) - NOW)}
+  open[#open + 1] = {e.id, m.a, math.max(0, tonumber(redis.call('ZSCORE', queue(e, 'leases'), e.id)) - now())}
 end)
 return cmsgpack.pack(open)

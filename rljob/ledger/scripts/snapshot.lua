@@ -21,7 +21,7 @@ local pending = redis.call('LLEN', TAKEN) * (known.group_size or 0)
 local reports, flat = {}, redis.call('HGETALL', P .. 'reports')
 for i = 1, #flat, 2 do
   local report = cmsgpack.unpack(flat[i + 1])
-  reports[#reports + 1] = {flat[i], math.max(0, NOW - report[1]), report[2]}
+  reports[#reports + 1] = {flat[i], math.max(0, now() - report[1]), report[2]}
 end
 local scores = {}
 flat = redis.call('HGETALL', P .. 'scores')

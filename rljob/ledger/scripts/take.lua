@@ -31,25 +31,25 @@ local function not_yet(reason)
     running_episodes = redis.call('ZCARD', P .. 'leases'), waited_seconds = waited / 1000}
   return cmsgpack.pack({reason = reason, retry_after_seconds = 0.1, facts = facts})
 end
-for _, queue in ipairs({READY, RUNNING}) do
-  for _, group in ipairs(redis.call('ZRANGE', queue, 0, -1)) do
-    if past(group, version) then evict(group) end
-  end
+local bound = version - rule('max_staleness')
+local function waiting(group) return redis.call('ZSCORE', READY, group) or redis.call('ZSCORE', RUNNING, group) end
+for _, group in ipairs(redis.call('ZRANGEBYSCORE', OLDEST, '-inf', '(' .. bound)) do
+  if waiting(group) and past(group, version) then evict(group) end
 end
 -- Policy `wait`: groups that the batch after this one could no longer hold must be in this one.
 local function last_call()
   local groups = {}
-  for _, group in ipairs(redis.call('ZRANGE', RUNNING, 0, -1)) do
-    local lo = span(group)
-    if lo and lo <= version - rule('max_staleness') then groups[#groups + 1] = group end
+  for _, group in ipairs(redis.call('ZRANGEBYSCORE', OLDEST, '-inf', bound)) do
+    local lo = redis.call('ZSCORE', RUNNING, group) and span(group)
+    if lo and lo <= bound then groups[#groups + 1] = group end
   end
   return groups
 end
 if rule('on_stale') == 'wait' then
   local late = last_call()
   if #late > 0 then
-    if number('wait_step') ~= step then set('wait_step', step, 'wait_since', NOW) end
-    waited = NOW - number('wait_since')
+    if number('wait_step') ~= step then set('wait_step', step, 'wait_since', now()) end
+    waited = now() - number('wait_since')
     if waited < milliseconds('wait_seconds') then return not_yet('stale_groups') end
     for _, group in ipairs(late) do evict(group) end
   end

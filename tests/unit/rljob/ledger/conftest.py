@@ -104,7 +104,7 @@ class Bench:
     async def payload_keys(self) -> int:
         """Payloads in the store, whether or not any record names them."""
         store = self.ledger._store
-        return len([key async for key in store._redis.scan_iter(match=store.prefix + "b:*")])
+        return len(await store.keys("b:"))
 
     async def counts(self) -> dict[str, int]:
         return (await self.ledger.snapshot()).counts

@@ -109,7 +109,7 @@ async def test_a_payload_deleted_behind_the_ledgers_back_is_not_trained_and_the_
 ):
     store = job.ledger._store
     ((_, fields),) = await store.read_stream("stream", "", 1)
-    await store._redis.delete(store.prefix + fields[b"k"].decode())
+    await store.command("DEL", store.prefix + fields[b"k"].decode())
     await job.fill(1, 2)
     reply = await job.ledger.take(1, 3, 2)
     assert reply.reason == "groups"

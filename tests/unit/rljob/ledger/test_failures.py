@@ -17,7 +17,7 @@ async def lapse(bench, seconds: float) -> None:
 async def hurry(bench, lease) -> int:
     """Make a waiting retry due now and lease it; its attempt."""
     store = bench.ledger._store
-    await store._redis.zadd(store.prefix + "retry", {str(lease.episode): 0})
+    await store.command("ZADD", store.prefix + "retry", 0, str(lease.episode))
     (again,) = await bench.lease(1)
     return again.attempt
 

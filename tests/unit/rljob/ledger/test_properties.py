@@ -410,9 +410,9 @@ class LedgerMachine(RuleBasedStateMachine):
     async def end_leases(self) -> None:
         store = self.ledger._store
         for queue in ("leases", "vleases"):
-            for episode in await store._redis.zrange(store.prefix + queue, 0, -1):
-                await store._redis.zadd(store.prefix + queue, {episode: 0})
-        await store._redis.hset(store.prefix + "state", "swept", 0)
+            for episode in await store.command("ZRANGE", store.prefix + queue, 0, -1):
+                await store.command("ZADD", store.prefix + queue, 0, episode)
+        await store.command("HSET", store.prefix + "state", "swept", 0)
         await self.ledger.heartbeat("w0", self.boot("w0"), [])
 
     def lost(self, episodes: set[EpisodeId]) -> None:
@@ -431,7 +431,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.engines[worker] = self.policy
 
     def scripts_are_forgotten(self, worker) -> None:
-        self.run(self.ledger._store._redis.script_flush())
+        self.run(self.ledger._store.command("SCRIPT", "FLUSH"))
 
     disturbances = (
         "release",
