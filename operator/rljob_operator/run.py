@@ -19,13 +19,13 @@ import yaml
 from rich.console import Console
 
 from rljob.api import conditions
-from rljob.api.effects import cluster_only_keys
+from rljob.api.effects import cluster_only_keys, resolved
 from rljob.api.load import load
 from rljob.api.rljob_types import RLJob
 from rljob.clock import SystemClock
-from rljob.errors import MachineError, StoreError, UserError
+from rljob.errors import UserError
 from rljob.ids import new_token
-from rljob.ledger import Ledger
+from rljob_operator import enter
 from rljob_operator.audit import audit_run
 from rljob_operator.drivers.folder import EventLog, RunFolder, write_text
 from rljob_operator.drivers.local import LocalDriver
@@ -33,7 +33,6 @@ from rljob_operator.drivers.observer import LedgerObserver
 from rljob_operator.drivers.watch import View, Watch
 from rljob_operator.drivers.wiring import Wiring
 from rljob_operator.machine import lacks, observe, valkey_server
-from rljob_operator.policies.resume import changed_keys
 from rljob_operator.policies.verdict import Verdict
 from rljob_operator.render.component import Component
 from rljob_operator.render.plan import plan, redis_url
@@ -41,8 +40,8 @@ from rljob_operator.summary import AuditNumbers, Summary, build, table
 from rljob_operator.view.live import LiveView
 from rljob_operator.view.plain import PlainView
 
-_REDIS_SECONDS = 5.0
 _CURVE_SECONDS = 60
+_PLAIN_WIDTH = 120
 
 
 class Run:
@@ -57,14 +56,9 @@ class Run:
         wiring: Wiring,
         plain: bool,
     ) -> None:
-        self._job, self._plan, self._folder, self._artifacts, self._wiring = (
-            job,
-            components,
-            folder,
-            artifacts,
-            wiring,
-        )
-        self._console = Console(highlight=False, soft_wrap=plain)
+        self._job, self._plan, self._folder = job, components, folder
+        self._artifacts, self._wiring = artifacts, wiring
+        self._console = Console(highlight=False, width=_PLAIN_WIDTH if plain else None)
         self._plain, self._clock = plain, SystemClock()
         self._events = EventLog(folder)
         self._audit: AuditNumbers | None = None
@@ -93,13 +87,15 @@ class Run:
         components = plan(job)
         for problem in lacks(observe(runs_dir), components):
             raise problem
-        if job.spec.store.redis.url:
-            asyncio.run(_reach(job.spec.store.redis.url, job.name))
         folder = RunFolder(runs_dir.absolute() / job.name)
         folder.claim()
-        _enter(folder, job, resume=resume)
         artifacts = artifacts_of(job, folder, manifest)
+        enter.check(folder, job, artifacts, resume=resume)
         wiring = _wire(components, folder, artifacts, manifest)
+        if job.spec.store.redis.url:
+            asyncio.run(enter.check_redis(job.spec.store.redis.url, job.name, resume=resume))
+        if not resume and (moved := folder.move_aside()):
+            sys.stdout.write(f"the earlier run is now {moved}\n")
         folder.lay()
         artifacts.mkdir(parents=True, exist_ok=True)
         _write_manifest(folder, job)
@@ -168,7 +164,7 @@ class Run:
             self._say(f"left aside on one machine: {', '.join(aside)}")
 
     def _say(self, text: str) -> None:
-        self._console.print(text, markup=False)
+        self._console.print(text, markup=False, soft_wrap=True)
 
     def _connection_file(self, url: str) -> None:
         """How `rljob ledger audit` reaches the store of a living run; for its owner's eyes."""
@@ -227,23 +223,6 @@ def draw_curve(artifacts: Path, target: Path) -> None:
         sys.stderr.write(f"the reward curve was not drawn within {_CURVE_SECONDS} s\n")
 
 
-def _enter(folder: RunFolder, job: RLJob, *, resume: bool) -> None:
-    """Make room for a fresh run, or check that this one can be resumed."""
-    if not resume:
-        if moved := folder.move_aside():
-            sys.stdout.write(f"the earlier run is now {moved}\n")
-        return
-    old = folder.read("job.json")
-    if not old:
-        raise MachineError(str(folder.root), "there is no run to resume", "run without --resume")
-    if folder.read("status.json").get("phase") == conditions.PHASE_SUCCEEDED:
-        raise MachineError(
-            str(folder.root), "this run has succeeded already", "run without --resume for a new one"
-        )
-    for problem in changed_keys(RLJob.model_validate(old), job):
-        raise problem
-
-
 def _wire(
     components: list[Component], folder: RunFolder, artifacts: Path, manifest: Path
 ) -> Wiring:
@@ -261,19 +240,8 @@ def _wire(
 
 
 def _write_manifest(folder: RunFolder, job: RLJob) -> None:
-    resolved = job.model_dump(mode="json", exclude_none=True)
-    folder.write("job.json", resolved)
+    values = resolved(job)
+    folder.write("job.json", values)
     write_text(
-        folder.root / "rljob.yaml", yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True)
+        folder.root / "rljob.yaml", yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     )
-
-
-async def _reach(url: str, job: str) -> None:
-    try:
-        await (await Ledger.connect(url, job, deadline_seconds=_REDIS_SECONDS)).aclose()
-    except StoreError as error:
-        raise MachineError(
-            "spec.store.redis.url",
-            str(error),
-            "start it, or leave url out to get a Valkey of the job's own",
-        ) from None

@@ -6,9 +6,10 @@ yields problems; `find_problems` runs them all.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rljob.api.rljob_types import RLJob, Sampling, Task
 from rljob.api.source import KeyPath
@@ -209,6 +210,17 @@ def store_need_mib(job: RLJob) -> int:
     ) * job.spec.trainer.groups_per_step * rollout.group_size + rollout.max_concurrent_episodes
     outstanding = episodes * job.spec.model.max_context_length * BYTES_PER_TOKEN
     return int(outstanding / STORE_FILL / 2**20) + STORE_BASE_MIB
+
+
+def resolved(job: RLJob) -> dict[str, Any]:
+    """The manifest with every default written out, but those that have no effect beside another key."""
+    values = job.model_dump(mode="json", exclude_none=True)
+    redis, lifecycle = values["spec"]["store"]["redis"], values["spec"]["lifecycle"]
+    if "url" in redis:
+        redis.pop("maxMemoryMib")
+    if lifecycle.get("activeDeadlineSeconds", math.inf) < lifecycle["progressDeadlineSeconds"]:
+        lifecycle.pop("progressDeadlineSeconds")
+    return values
 
 
 def _numbers(job: RLJob) -> Iterator[Problem]:

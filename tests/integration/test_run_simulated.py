@@ -295,13 +295,29 @@ def test_sync_trains_only_tokens_of_the_version_being_trained(make_job: MakeJob)
     assert job.read("summary.json")["max_staleness"] == 0
 
 
-def test_an_external_redis_is_used_and_must_be_reachable(
+def test_an_external_redis_serves_one_run_of_a_name_at_a_time(
     make_job: MakeJob, own_valkey: Any
 ) -> None:
-    job = make_job(spec__trainer__steps=2, spec__store={"redis": {"url": own_valkey.url}})
+    store = {"redis": {"url": own_valkey.url}}
+    job = make_job(spec__trainer__steps=4, spec__store=store)
     job.start()
+    job.until(lambda: job.step >= 1)
+    other = make_job(spec__store=store)
+    refused = rljob("run", str(other.manifest), cwd=other.root)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "a living run named simulated uses this Redis" in refused.stderr
     assert job.end() == 0, job.output
     assert "store" not in job.read("status.json")["components"]
+
+
+def test_a_fresh_run_does_not_begin_on_another_runs_artifacts(
+    make_job: MakeJob, tmp_path: Path
+) -> None:
+    (tmp_path / "artifacts" / "checkpoints").mkdir(parents=True)
+    job = make_job(spec__store={"artifacts": f"file://{tmp_path}/artifacts"})
+    done = rljob("run", str(job.manifest), cwd=job.root)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("spec.store.artifacts: ")
 
 
 def test_an_unreachable_redis_is_one_line(make_job: MakeJob) -> None:

@@ -93,7 +93,9 @@ class RunFolder:
             self._lock = None
 
     def lay(self) -> None:
-        """Make the folders."""
+        """Make the folders, for their owner alone: a manifest may hold passwords."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        self.root.chmod(0o700)
         for folder in (self.logs, self.store, self.root / "work", self.root / "artifacts"):
             folder.mkdir(parents=True, exist_ok=True)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
-from rljob.api.effects import cluster_only_keys, store_need_mib
-from rljob.api.load import load
+from rljob.api.effects import cluster_only_keys, resolved, store_need_mib
+from rljob.api.load import check, load
+from rljob.api.source import parse
 from rljob.errors import ManifestError
 
 QUICKSTART = Path(__file__).parents[4] / "examples/quickstart/rljob.yaml"
@@ -81,12 +83,15 @@ ALLOWED = [
     ],
     ["rollout.engine.args=[--tensor-parallel-size=4]"],
     ["store.redis.url=redis://h/0"],
+    ["lifecycle.activeDeadlineSeconds=60"],
 ]
 
 
 @pytest.mark.parametrize("assignments", ALLOWED, ids=lambda case: case[0])
 def test_what_makes_sense_is_allowed(assignments: list[str]) -> None:
-    load(QUICKSTART, assignments, plugins=False)
+    job = load(QUICKSTART, assignments, plugins=False)
+    again = check(parse(yaml.safe_dump(resolved(job)), "resolved"))
+    assert resolved(again) == resolved(job)
 
 
 def test_cluster_only_keys_are_named_and_only_those_that_are_given() -> None:
