@@ -60,6 +60,8 @@ class ToolResult(msgspec.Struct, kw_only=True):
     """Ends the episode (`submit`)."""
     answer: str | None = None
     """With `done`: what was submitted."""
+    timed_out: bool = False
+    """For the statistics: the tool ran out of time, as its text says."""
 
 
 class AgentResult(msgspec.Struct, kw_only=True):

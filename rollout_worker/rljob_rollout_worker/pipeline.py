@@ -46,7 +46,7 @@ from rljob_rollout_worker.gate import SwitchGate
 from rljob_rollout_worker.slots import Priority, Slots
 
 LONGEST_NAP_SECONDS = 2.0
-LOOK_SECONDS = 0.1
+LOOK_SECONDS = 0.2
 """How soon an idle worker sees that its engine has another version."""
 CLOSE_SECONDS = 60.0
 """Bound of giving back what a cancelled attempt holds; the calls have shorter deadlines of their own."""
@@ -174,10 +174,10 @@ class Pipeline:
         free, version = self._limits.capacity - len(self._open), self._current()
         if version is None or free <= 0:
             self.waiting_for = "engine" if version is None else "slots"
-            return 0.1 if version is None else LONGEST_NAP_SECONDS
+            return LOOK_SECONDS if version is None else LONGEST_NAP_SECONDS
         if self.gate is not None and not self.gate.leases_may_start:
             self.waiting_for = "weights"
-            return 0.1
+            return LOOK_SECONDS / 4
         try:
             reply = await self._ledger.lease(*self._identity, version, free)
         except StoreError as error:

@@ -123,7 +123,7 @@ class _Conversation:
         except TaskError as error:
             telemetry.TOOL_CALLS.inc(tool=tool.name, result="error")
             return ToolResult(text=f"error: {error}\n")
-        telemetry.TOOL_CALLS.inc(tool=tool.name, result="ok")
+        telemetry.TOOL_CALLS.inc(tool=tool.name, result="timeout" if result.timed_out else "ok")
         return result
 
 

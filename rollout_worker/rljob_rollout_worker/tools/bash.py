@@ -54,7 +54,7 @@ class Bash:
             timeout=self._timeout_seconds,
             max_output_bytes=4 * self._max_output_chars,
         )
-        return ToolResult(text=self._observation(result))
+        return ToolResult(text=self._observation(result), timed_out=result.timed_out)
 
     def _observation(self, result: ExecResult) -> str:
         text = result.stdout

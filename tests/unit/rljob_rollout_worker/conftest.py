@@ -71,7 +71,7 @@ class House:
         )
         self.worker = Worker(self.parts)
 
-    async def run(self, seconds: float = 20.0) -> None:
+    async def run(self, seconds: float = 100.0) -> None:
         """Run the worker to its end; afterwards nothing may be held."""
         async with asyncio.timeout(seconds):
             await self.worker.run()
