@@ -26,9 +26,7 @@ def check(folder: RunFolder, job: RLJob, artifacts: Path, *, resume: bool) -> No
     """
     if resume:
         _check_resume(folder, job)
-    elif job.spec.store.artifacts and any(
-        (artifacts / name).exists() for name in ("checkpoints", "batches", "weights")
-    ):
+    elif job.spec.store.artifacts and any((artifacts / name).exists() for name in _OF_A_RUN):
         fix = "go on with it (--resume), or name an empty folder"
         raise MachineError(
             "spec.store.artifacts", f"{artifacts} holds the artifacts of an earlier run", fix
