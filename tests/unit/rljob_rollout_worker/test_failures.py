@@ -76,7 +76,7 @@ async def test_hundreds_of_episodes_survive_faults_everywhere(house: Make) -> No
     spec = {"rollout": {"maxConcurrentEpisodes": 48}}
     home = house(ledger=ledger, broker=FakeBroker(20, fault=faults), rows=50, spec=spec)
     home.gateway._fault = faults
-    await home.run(60)
+    await home.run()
     assert set(faults.hits) == set(rates)
     assert len(ledger.completed) == 400
     assert ledger.dead == set()
@@ -151,8 +151,9 @@ async def test_the_run_deadline_ends_the_episode_as_timeout_and_trains(house: Ma
         if operation == "exec":
             await asyncio.sleep(30)
 
-    deadlines = {"rollout": {"deadlines": {"runSeconds": 0.3}}}
-    home = house(ledger=FakeLedger(1), broker=FakeBroker(fault=fault), spec=deadlines)
+    deadlines = {"rollout": {"deadlines": {"runSeconds": 0.4}}}
+    ledger = FakeLedger(1, max_attempts=100)  # a machine too slow for the first turn tries again
+    home = house(ledger=ledger, broker=FakeBroker(fault=fault), spec=deadlines)
     await home.run()
     record = the_record(home)
     assert (record.outcome, record.turns, record.tool_calls, record.reward) == ("timeout", 1, 1, 0)
@@ -160,10 +161,10 @@ async def test_the_run_deadline_ends_the_episode_as_timeout_and_trains(house: Ma
 
 
 async def test_the_run_clock_stands_still_while_no_engine_is_ready(house: Make) -> None:
-    deadlines = {"rollout": {"deadlines": {"runSeconds": 0.5}}}
+    deadlines = {"rollout": {"deadlines": {"runSeconds": 3.0}}}
     home = house(ledger=FakeLedger(1), spec=deadlines)
 
-    pauses = iter([1.5])
+    pauses = iter([4.0])
 
     async def fault(operation: str) -> None:
         if operation == "turn" and (pause := next(pauses, 0)):
@@ -177,18 +178,19 @@ async def test_the_run_clock_stands_still_while_no_engine_is_ready(house: Make) 
 
 
 async def test_setup_past_its_deadline_is_retried(house: Make) -> None:
-    delays = iter([30.0, 0.0, 0.0, 0.0])
+    delays = iter([30.0])
 
     async def fault(operation: str) -> None:
         if operation == "write_files":
-            await asyncio.sleep(next(delays))
+            await asyncio.sleep(next(delays, 0.0))
 
     deadlines = {"rollout": {"deadlines": {"setupSeconds": 0.1}}}
-    home = house(ledger=FakeLedger(1), broker=FakeBroker(fault=fault), spec=deadlines)
+    ledger = FakeLedger(1, max_attempts=100)
+    home = house(ledger=ledger, broker=FakeBroker(fault=fault), spec=deadlines)
     await home.run()
-    assert [reason for _, _, reason in home.ledger.failures] == [
-        "setup: DeadlineError: setup was not done within 0.1 s"
-    ]
+    reasons = {reason for _, _, reason in ledger.failures}
+    assert reasons == {"setup: DeadlineError: setup was not done within 0.1 s"}
+    assert the_record(home).outcome == "completed"
 
 
 async def test_no_sandbox_in_time_is_retried(house: Make) -> None:
@@ -346,7 +348,7 @@ async def test_stopping_twice_hands_back_at_once(house: Make) -> None:
             await asyncio.sleep(30)
 
     home = house(ledger=FakeLedger(2), broker=FakeBroker(fault=fault))
-    running = asyncio.create_task(home.run(10))
+    running = asyncio.create_task(home.run())
     await until(lambda: len(home.worker.pipeline.attempts) == 2)
     home.worker.stop()
     home.worker.stop()
@@ -367,7 +369,7 @@ async def test_an_agent_that_breaks_after_a_turn_is_trained_with_reward_zero(hou
     assert "confused" in record.metadata["error"]
 
 
-async def until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.01)
