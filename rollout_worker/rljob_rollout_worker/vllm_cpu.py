@@ -24,7 +24,9 @@ def serve_on_cpu() -> None:
 
     def then_fork(vllm_config: Any) -> None:
         check_and_update_config(vllm_config)
-        logging.getLogger("vllm").addHandler(cause)
+        logging.setLogRecordFactory(
+            cause
+        )  # a handler would be lost: the child configures its loggers anew
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
 
     CpuPlatform.check_and_update_config = staticmethod(then_fork)
@@ -37,26 +39,26 @@ def serve_on_cpu() -> None:
         sys.exit(1)
 
 
-class RootCause(logging.Handler):
-    """The last exception that was logged, in this process or in one forked from it.
+class RootCause:
+    """A factory of log records that remembers the last exception, of this process or of one forked from it.
 
     vLLM's own last line says only that the root cause is somewhere above; the driver shows the end of the log.
     """
 
     def __init__(self) -> None:
-        super().__init__(logging.ERROR)
+        self._make = logging.getLogRecordFactory()
         self._read_end, self._write_end = os.pipe()
         os.set_blocking(self._read_end, False)
         os.set_blocking(self._write_end, False)
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler.emit`."""
+    def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
+        """Make a record as the factory before would have."""
+        record = self._make(*args, **kwargs)
         if record.exc_info and record.exc_info[1]:
+            line = f"{record.exc_info[1]!r}"[:500].replace("\n", " ")
             with contextlib.suppress(BlockingIOError):
-                os.write(
-                    self._write_end,
-                    f"{record.exc_info[1]!r}"[:500].replace("\n", " ").encode() + b"\n",
-                )
+                os.write(self._write_end, f"{line}\n".encode())
+        return record
 
     def read(self) -> str:
         """What was logged last; empty when nothing was."""

@@ -112,8 +112,8 @@ def test_the_root_cause_of_a_forked_process_is_known_to_its_parent():
         import logging, os
         from rljob_rollout_worker.vllm_cpu import RootCause
         cause = RootCause()
+        logging.setLogRecordFactory(cause)
         log = logging.getLogger("x")
-        log.addHandler(cause)
         print("before:", cause.read())
         if os.fork() == 0:
             try:
