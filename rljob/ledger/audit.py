@@ -8,7 +8,7 @@ Every accepted completion of a training episode must be in exactly one place: tr
 explained by an eviction, a death, a dropped group or a later run of the same episode (`rerun`: a store that lost it).
 Validation episodes are scored, not trained, and are left out.
 
-The ledger's part is saved as `ledger-facts.json` beside the artifacts, so that a job can be audited after its store ended.
+The ledger's part is saved as `ledger-facts.json` beside the artifacts, for audits after the store ended.
 """
 
 from __future__ import annotations
@@ -191,13 +191,13 @@ def _fate(name: str, sha256: str, archive: _Archive, facts: LedgerFacts | None) 
         return "evicted"
     if facts is None:
         return "lost"
-    ledger: list[tuple[Fate, bool]] = [
-        ("outstanding", name in facts.outstanding),
-        ("dead", row in facts.dead_rows),
-        ("dropped", row in facts.dropped_rows),
-        ("evicted", facts.evictions.get(row, 0) > evictions),
-    ]
-    return next((fate for fate, holds in ledger if holds), "lost")
+    if name in facts.outstanding:
+        return "outstanding"
+    if row in facts.dead_rows:
+        return "dead"
+    if row in facts.dropped_rows:
+        return "dropped"
+    return "evicted" if facts.evictions.get(row, 0) > evictions else "lost"
 
 
 def _batches(artifacts: Path, facts: LedgerFacts | None) -> list[tuple[Path, _Manifest]]:

@@ -2,9 +2,10 @@
 
     call ──► retry until the deadline ──► exchange over an idle connection (at most 32) ──► answers, or it is closed
 
-Every script may be repeated, so a call whose answer was lost is simply made again. Of redis-py this uses the connection (URLs,
-TLS, authentication, the protocol), not the client: its layers cost more per call than all of ours together, and before
-Python 3.12 they forget a cancellation that arrives with an answer (bpo-37658). Nothing above this file sees its classes.
+Every script may be repeated, so a call whose answer was lost is simply made again. Of redis-py this uses the
+connection (URLs, TLS, authentication, the protocol), not the client: its layers cost more per call than all of ours
+together, and before Python 3.12 they forget a cancellation that arrives with an answer (bpo-37658). Nothing above this
+file sees its classes.
 """
 
 from __future__ import annotations
@@ -110,8 +111,8 @@ class Store:
     async def call_with_payload(self, script: str, payload: bytes, *arguments: Argument) -> Any:
         """Run one script with a payload laid beside it, in one round trip; its key is the script's first argument.
 
-        The script takes the payload over; one that a crash left behind leaves the store by itself. Each try has a key of
-        its own: the one before may have been accepted although its answer was lost.
+        The script takes the payload over; one that a crash left behind leaves the store by itself. Each try has a key
+        of its own: the one before may have been accepted although its answer was lost.
         """
 
         async def send() -> bytes:
@@ -145,7 +146,7 @@ class Store:
         ]
 
     async def keys(self, name: str = "") -> list[bytes]:
-        """Every key of the job whose name begins so. The prefix holds no glob character but braces, which are literal."""
+        """Every key of the job whose name begins so. Of glob characters the prefix holds only braces: literal ones."""
         found: list[bytes] = []
         cursor = b"0"
         while True:
@@ -208,7 +209,7 @@ class Store:
                     await connection.send_packed_command(packed, check_health=False)
                     answers = [await _answer(connection) for _ in commands]
             except BaseException as error:
-                # An answer may still be under way: never use it again. If the server is gone, so are the idle ones.
+                # An answer may still be under way: never use it again. A server that is gone took the idle ones along.
                 await connection.disconnect(nowait=True)
                 if isinstance(error, Exception):
                     await self.close()

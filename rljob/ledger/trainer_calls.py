@@ -41,7 +41,7 @@ class TrainerCalls(Calls):
 
         Args:
             boot_id: Asking again under the same one gives the same incarnation.
-            at_least: The newest incarnation that the checkpoint knows; the answer is above it even if the store was lost.
+            at_least: The newest incarnation that the checkpoint knows; the answer is above it even after a lost store.
         """
         return int(await self._store.call("open_trainer", boot_id, at_least))
 
@@ -61,10 +61,10 @@ class TrainerCalls(Calls):
         Args:
             incarnation: From `open_trainer`.
             step: Of the checkpoint; 0 for a fresh start.
-            archived_step: The last step whose batch stands in the artifact store, where the trainer knows it better than
-                the ledger (a store that lost writes).
-            archived_groups: Groups of all archived batches; those that the ledger believes outstanding are acknowledged,
-                so that none is trained twice.
+            archived_step: The last step whose batch stands in the artifact store, where the trainer knows it better
+                than the ledger (a store that lost writes).
+            archived_groups: Groups of all archived batches; those that the ledger believes outstanding are
+                acknowledged, so that none is trained twice.
         """
         groups = [str(group) for group in archived_groups]
         await self._store.call(
@@ -109,7 +109,7 @@ class TrainerCalls(Calls):
     ) -> None:
         """`step` is trained and the weights of `version` are published, both in one write.
 
-        Step 0 publishes the initial weights; after a resume the resumed step is committed again with the new incarnation.
+        Step 0 publishes the initial weights; after a resume its step is committed again with the new incarnation.
         A batch of `step` that is still recorded is acknowledged as archived: its trainer died before it could say so.
         """
         await self._store.call("commit", incarnation, step, version.incarnation, version.n, digest)

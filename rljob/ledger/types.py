@@ -84,7 +84,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
     episode: EpisodeId
     attempt: int
-    """1 for the first; every further lease of the episode counts up, whether or not the one before counted as a failure."""
+    """1 for the first; every further lease of the episode counts up, whether or not the last one failed."""
     row_index: int
     """Training: place in the endless order of rows (may exceed `num_rows`). Validation: index of the row."""
     deadline_seconds: float
@@ -217,8 +217,8 @@ class LedgerSnapshot(msgspec.Struct, kw_only=True):
     phase: str | None
     message: str
     counts: dict[str, int]
-    """Totals: leased, completed, failed, retried, expired, evicted, dead, dropped, rerun, trained (episodes but evicted,
-    dead, dropped: groups). Now: running (leased episodes), open (unfinished episodes of started groups), retry_waiting,
+    """Totals: leased, completed, failed, retried, expired, rerun, trained, validated (episodes), evicted, dead,
+    dropped (groups). Now: running (leased episodes), open (unfinished episodes of started groups), retry_waiting,
     missing, running_groups, ready_groups, taken_groups, admitted, validation_running."""
     reports: dict[str, ReportView]
     reward_mean: float | None

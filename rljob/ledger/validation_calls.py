@@ -1,4 +1,4 @@
-"""Validation: a class of work of its own, with its own quota, its own stream and its own end. It never counts for admission."""
+"""Validation: a class of work of its own, with its own quota, stream and end. It never counts for admission."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class ValidationCalls(Calls):
     ) -> None:
         """Start scoring `rows` × `samples_per_prompt` episodes, ahead of training.
 
-        May be repeated: what is scored is kept, unless the run is settled and the version is another one (after a resume).
+        May be repeated: what is scored is kept, unless the run is settled and the version another one (after a resume).
+        Ends the runs of earlier incarnations that were not opened again.
 
         Args:
             incarnation: From `open_trainer`.
@@ -65,11 +66,13 @@ class ValidationCalls(Calls):
     async def drain_validation(
         self, incarnation: int, step: int, *, after: str = ""
     ) -> list[tuple[str, bytes]]:
-        """All scored episodes past the entry id `after`. They stay until `close_validation`, so this may be repeated."""
+        """All scored episodes past the entry id `after`. They stay until `close_validation`: this may be repeated."""
         await self._store.call("check_trainer", incarnation)
         drained: list[tuple[str, bytes]] = []
         while entries := await self._store.read_stream(f"v:{step}:stream", after, DRAIN_BATCH):
-            payloads = await self._store.read_bodies([fields[b"k"].decode() for _, fields in entries])
+            payloads = await self._store.read_bodies(
+                [fields[b"k"].decode() for _, fields in entries]
+            )
             drained += [
                 (entry, payload)
                 for (entry, _), payload in zip(entries, payloads, strict=True)

@@ -103,7 +103,7 @@ class WorkerCalls(Calls):
         payload: bytes,
         info: CompletionInfo,
     ) -> Literal["accepted", "already_done"]:
-        """Hand over a finished episode. The first completion wins, whichever attempt; keep the payload until this answers.
+        """Hand over a finished episode; keep the payload until this answers. The first completion wins.
 
         `already_done` also when the group was evicted, died or was trained. Repeating an accepted call gives `accepted`
         while the group is outstanding.

@@ -110,6 +110,7 @@ async def test_a_call_outlives_an_outage_and_ends_by_its_deadline(own_valkey, jo
         own_valkey.kill()
         with pytest.raises(StoreError, match="within 1 s"):
             await ledger.policy()
+        ledger._store.deadline_seconds = 60
         call = asyncio.create_task(ledger.policy())
         await asyncio.sleep(0.2)
         await asyncio.to_thread(own_valkey.start)
@@ -122,4 +123,5 @@ async def test_a_store_that_hangs_is_given_up_by_the_deadline_and_found_again(ow
         with pytest.raises(StoreError):
             await ledger.policy()
         own_valkey.process.send_signal(18)  # SIGCONT
+        ledger._store.deadline_seconds = 60
         assert (await ledger.policy()).version is None

@@ -119,7 +119,7 @@ class Bench:
 
 @pytest.fixture
 async def ledger(valkey_url: str, job_name: str) -> AsyncIterator[Ledger]:
-    async with await Ledger.connect(valkey_url, job_name, deadline_seconds=10) as ledger:
+    async with await Ledger.connect(valkey_url, job_name, deadline_seconds=60) as ledger:
         yield ledger
 
 

@@ -34,7 +34,7 @@ async def test_capacity_follows_the_published_vectors(
 
 
 async def test_resuming_rebuilds_admission_from_the_checkpoint(bench):
-    """The fault of AReaL 1388: accepted starts at 0 while the version is restored, and staleness grows without bound."""
+    """The fault of AReaL 1388: accepted starts at 0, the version is restored, and staleness grows without bound."""
     await bench.start(max_staleness=2)
     await bench.fill(3)
     await bench.lease(2)
