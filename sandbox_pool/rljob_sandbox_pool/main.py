@@ -1,6 +1,7 @@
 """Entry point of the pool manager: `python -m rljob_sandbox_pool.main`, wired by `rljob.settings.Settings`.
 
-SIGTERM ends every sandbox, then the process (0). Killed, it takes its sandboxes with it (`bwrap --die-with-parent`).
+SIGTERM ends every sandbox, then the process (0). Killed, it takes its sandboxes with it: each ends with the pipe whose
+other end this process holds.
 """
 
 from __future__ import annotations

@@ -423,9 +423,35 @@ async def test_a_sandbox_killed_in_the_middle_of_a_command_is_a_SandboxError(
         assert other.id != box.id
 
 
+def runs(pid: int) -> bool:
+    """Whether it does; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 def children_of(pid: int) -> list[int]:
-    """bwrap processes started by this test."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """Processes started by another; of this one: bwrap's outer ones."""
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in path.read_text().split()] if path.exists() else []
+
+
+@pytest.mark.parametrize("after_seconds", [0.0, 0.002, 0.005, 0.02, 0.05])
+@pytest.mark.parametrize("kind", list(KINDS))
+async def test_a_pool_that_ends_while_its_sandboxes_start_leaves_none(
+    tmp_path: Path, kind: str, after_seconds: float
+) -> None:
+    runtime = BubblewrapRuntime(tmp_path, **KINDS[kind])
+    pool = SandboxPool.model_validate({"name": "p", "warm": 4, "max": 4})
+    manager = Manager([pool], {"bubblewrap": runtime}, token="t", pool_key="k")
+    await manager.start("127.0.0.1", 0)
+    await asyncio.sleep(after_seconds)
+    outer = set(children_of(os.getpid()))
+    inner = {pid for each in outer for pid in children_of(each)}
+    await manager.close()
+    assert [pid for pid in outer | inner if runs(pid)] == []
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_with_the_pool_everything_of_its_sandboxes_ends(tmp_path: Path) -> None:

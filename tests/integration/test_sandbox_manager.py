@@ -150,6 +150,20 @@ async def test_killed_it_takes_every_sandbox_with_it_and_the_next_one_serves(
     await box.release()
 
 
+@pytest.mark.parametrize("after_seconds", [0.0, 0.01, 0.03, 0.1])
+async def test_killed_while_sandboxes_start_it_leaves_none(start, after_seconds: float) -> None:
+    manager = start()
+    deadline = time.monotonic() + 60
+    while not descendants(manager.pid):
+        assert time.monotonic() < deadline
+    await asyncio.sleep(after_seconds)
+    manager.send_signal(signal.SIGSTOP)
+    await asyncio.sleep(0.05)
+    starting = descendants(manager.pid)
+    manager.kill()
+    await assert_ended(starting)
+
+
 async def test_it_tells_its_health_and_its_metrics(
     start, settings: Settings, client: SandboxClient
 ) -> None:

@@ -20,7 +20,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def harden() -> None:
-    """Nobody reads this process's memory or takes its descriptors; it dies with the one that started it.
+    """Nobody reads this process's memory or takes its descriptors; it dies with bwrap's outer process.
 
     The kernel drops both whenever the process changes its user, hence again after each time.
     """

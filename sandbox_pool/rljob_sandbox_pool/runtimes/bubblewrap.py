@@ -1,6 +1,6 @@
 """Sandboxes as bubblewrap namespaces on this machine: no network, the machine's /usr, everything writable in memory.
 
-    pool manager ── pipe (config; its end ends the sandbox) ──► bwrap ─► guest (PID 1) ─► commands of the agent
+    pool manager ── pipe (config; when it ends, so does the sandbox) ──► bwrap ─► guest (PID 1) ─► commands
           └─ opens the listener and hands its descriptor through: a namespace without a network cannot be dialled
 
 As root, every sandbox gets two uids of its own. bwrap makes its namespaces with root's rights; then the guest leaves
@@ -15,8 +15,11 @@ import asyncio
 import compileall
 import json
 import os
+import signal
 import socket
 import subprocess
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,8 @@ UIDS_PER_MANAGER = 4096
 NUM_OPEN_FILES = 4096
 _CLEAN_UP_TRIES = 250
 _CLEAN_UP_SECONDS = 0.02
+_STOP_TRIES = 200
+_STOP_SECONDS = 0.0005
 _ENV = {
     "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",
     "HOME": namespace.WORKSPACE,
@@ -57,13 +62,22 @@ class BubblewrapSandbox:
         self.url = url
         self.ended: asyncio.Future[str] = loop.create_future()
         self._process, self._groups, self._log = process, groups, log
+        self._inner: list[int] = []
         self._pidfd = os.pidfd_open(process.pid)
         loop.add_reader(self._pidfd, self._exited)
 
     def kill(self) -> None:
-        """See `base.RunningSandbox`. bwrap's death is its PID 1's death, and that is everybody's in the namespace."""
-        if self._process.returncode is None:
-            self._process.kill()
+        """See `base.RunningSandbox`. The inner process first: its death is everybody's in the namespace.
+
+        bwrap is stopped before one looks for it, so that it does not make it meanwhile.
+        """
+        if self._process.returncode is not None:
+            return
+        self._process.send_signal(signal.SIGSTOP)
+        self._inner = _children_of_stopped(self._process.pid)
+        for pid in self._inner:
+            _kill(pid)
+        self._process.kill()
 
     def _exited(self) -> None:
         loop = asyncio.get_running_loop()
@@ -79,8 +93,11 @@ class BubblewrapSandbox:
         )
 
     def _clean_up(self, how: str, tries: int) -> None:
-        # The last processes of the namespace leave their cgroup a moment after bwrap has gone.
-        if cgroups.remove(self._groups) or tries == 0:
+        # The last processes of the namespace leave their cgroup a moment after bwrap has gone, or have to be told.
+        if tries < _CLEAN_UP_TRIES:
+            cgroups.kill(self._groups)
+        left = [pid for pid in self._inner if _state(pid) not in "ZX"]
+        if (not left and cgroups.remove(self._groups)) or tries == 0:
             self.ended.set_result(how)
         else:
             asyncio.get_running_loop().call_later(_CLEAN_UP_SECONDS, self._clean_up, how, tries - 1)
@@ -130,7 +147,7 @@ class BubblewrapRuntime:
         }
 
     def start(self, spec: SandboxSpec) -> BubblewrapSandbox:
-        """See `base.Runtime`. Call from the main thread: bwrap dies with the *thread* that started it."""
+        """See `base.Runtime`."""
         groups: list[Path] = []
         log = self._work_dir / f"{spec.id}.log"
         try:
@@ -165,7 +182,7 @@ class BubblewrapRuntime:
     @staticmethod
     def _users(spec: SandboxSpec) -> tuple[int, int]:
         """The uids of a guest and of its commands on this machine."""
-        manager = os.getpid() % (1 << 18)
+        manager = (cgroups.pid_namespace() * 31 + os.getpid()) % (1 << 18)
         first = FIRST_UID + manager * UIDS_PER_MANAGER + 2 * spec.index % UIDS_PER_MANAGER
         return first, first + 1
 
@@ -173,9 +190,7 @@ class BubblewrapRuntime:
         limits = spec.limits
         writable = namespace.writable_bytes(limits.disk_mib * namespace.MIB)
         memory_bytes = limits.memory_mib * namespace.MIB + writable + GUEST_MEMORY_BYTES
-        return hierarchy.make(
-            f"{os.getpid()}-{spec.id}", pids=limits.pids + GUEST_PIDS, memory_bytes=memory_bytes
-        )
+        return hierarchy.make(spec.id, pids=limits.pids + GUEST_PIDS, memory_bytes=memory_bytes)
 
     def _spawn(
         self, spec: SandboxSpec, listener_fd: int, groups: list[Path], log: Path
@@ -238,6 +253,32 @@ class BubblewrapRuntime:
         if not self._by_cgroup("memory_file"):
             rlimits["RLIMIT_AS"] = spec.limits.memory_mib * namespace.MIB
         return rlimits
+
+
+def _state(pid: int) -> str:
+    """One letter; X where the process is no more."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
+
+
+def _children_of_stopped(pid: int) -> list[int]:
+    """The children of a process that was just sent SIGSTOP, once it stands."""
+    for _ in range(_STOP_TRIES):
+        if _state(pid) in "TtZX":
+            break
+        time.sleep(_STOP_SECONDS)
+    with suppress(OSError):
+        return [
+            int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        ]
+    return []
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def probe(work_dir: Path) -> dict[str, str]:

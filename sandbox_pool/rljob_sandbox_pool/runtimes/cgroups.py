@@ -6,6 +6,7 @@ A cgroup of its own bounds a whole sandbox; a resource limit bounds one process 
 from __future__ import annotations
 
 import os
+import signal
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,8 +24,8 @@ class Hierarchy(msgspec.Struct, frozen=True):
     memory_file: str = ""
 
     def make(self, name: str, *, pids: int, memory_bytes: int) -> Path:
-        """A cgroup with limits. Raises OSError."""
-        path = self.parent / (_PREFIX + name)
+        """A cgroup of this process with limits. Raises OSError."""
+        path = self.parent / f"{_PREFIX}{pid_namespace()}-{os.getpid()}-{name}"
         path.mkdir(exist_ok=True)
         if self.pids_file:
             _write(path / self.pids_file, str(pids))
@@ -55,11 +56,17 @@ def _usable(hierarchy: Hierarchy) -> bool:
         # Version 2: a child has the files only where its parent passes the controllers on.
         _write(hierarchy.parent / "cgroup.subtree_control", "+pids +memory")
     try:
-        hierarchy.make(f"probe-{os.getpid()}", pids=64, memory_bytes=1 << 28).rmdir()
+        hierarchy.make("probe", pids=64, memory_bytes=1 << 28).rmdir()
     except OSError:
-        _remove(hierarchy.parent / f"{_PREFIX}probe-{os.getpid()}")
+        for path in hierarchy.parent.glob(f"{_PREFIX}*-{os.getpid()}-probe"):
+            _remove(path)
         return False
     return True
+
+
+def pid_namespace() -> int:
+    """Which pid namespace this process is in: a pid alone names nobody on a machine with containers."""
+    return Path("/proc/self/ns/pid").stat().st_ino
 
 
 def _write(path: Path, text: str) -> None:
@@ -84,8 +91,20 @@ def remove(paths: list[Path]) -> bool:
     return not left
 
 
+def kill(paths: list[Path]) -> None:
+    """Kill whatever is in them."""
+    for path in paths:
+        with suppress(OSError):
+            for pid in (path / "cgroup.procs").read_text().split():
+                os.kill(int(pid), signal.SIGKILL)
+
+
 def sweep(hierarchies: list[Hierarchy]) -> None:
-    """Remove the empty cgroups that a killed pool manager left; those in use refuse to go."""
+    """Remove what pool managers that are no more have left, and end what still runs in it."""
     for hierarchy in hierarchies:
         for path in hierarchy.parent.glob(_PREFIX + "*"):
-            _remove(path)
+            namespace, manager, *_ = [*path.name.removeprefix(_PREFIX).split("-"), ""]
+            # Of another pid namespace we cannot tell who lives.
+            if namespace == str(pid_namespace()) and not Path(f"/proc/{manager}").exists():
+                kill([path])
+                _remove(path)

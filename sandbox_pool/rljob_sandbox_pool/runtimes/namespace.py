@@ -42,7 +42,11 @@ def find_bwrap() -> str:
 
 
 def isolation(bwrap: str, *, own_uid: bool) -> list[str]:
-    """The part of the command line that isolates."""
+    """The part of the command line that isolates.
+
+    Not with `--die-with-parent`: where bwrap's outer process dies between making the inner one and waking it, the inner
+    one sleeps for ever. The guest ends with the pipe that its starter holds, which has no such moment.
+    """
     argv = [
         bwrap,
         "--unshare-ipc",
@@ -51,7 +55,7 @@ def isolation(bwrap: str, *, own_uid: bool) -> list[str]:
         "--unshare-uts",
         "--unshare-cgroup-try",
     ]
-    argv += ["--die-with-parent", "--as-pid-1", "--new-session", "--hostname", "sandbox"]
+    argv += ["--as-pid-1", "--new-session", "--hostname", "sandbox"]
     if not own_uid:
         return [*argv, "--unshare-user", "--uid", str(AGENT), "--gid", str(AGENT)]
     argv += ["--cap-drop", "ALL"]
