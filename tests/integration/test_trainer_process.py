@@ -20,6 +20,7 @@ from rljob.ids import PolicyVersion
 from rljob.ledger import CompletionInfo, Lease, Ledger, LedgerConfig
 from rljob.ledger.audit import audit
 from rljob.settings import Settings
+from rljob.weights import WeightStore
 from rljob_trainer.batch import read_archive
 from rljob_trainer.metrics import read_lines
 from rljob_trainer.testing import chain, job, trajectory
@@ -36,10 +37,14 @@ def prepared(artifacts: Path) -> Path:
     return artifacts
 
 
-async def start(url: str, artifacts: Path) -> asyncio.subprocess.Process:
+async def start(
+    url: str, artifacts: Path, backend: str = "simulated"
+) -> asyncio.subprocess.Process:
     work = artifacts.parent / "work"
     work.mkdir(exist_ok=True)
-    (work / "job.json").write_text(JOB.model_dump_json())
+    trainer = JOB.spec.trainer.model_copy(update={"backend": backend})
+    manifest = JOB.model_copy(update={"spec": JOB.spec.model_copy(update={"trainer": trainer})})
+    (work / "job.json").write_text(manifest.model_dump_json())
     settings = Settings(
         component="trainer",
         job_file=str(work / "job.json"),
@@ -133,6 +138,35 @@ async def test_killed_again_and_again_the_job_ends_with_every_group_trained_once
     assert {0, STEPS} <= {
         line["step"] for line in read_lines(prepared / "metrics" / "validation.jsonl")
     }
+
+
+@pytest.mark.verl
+@pytest.mark.timeout(300)
+async def test_verl_trains_a_model_that_stays_whole(valkey_url: str, prepared: Path) -> None:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    sizes = {
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "head_dim": 16,
+    }
+    config = Qwen3Config(
+        **sizes, num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=False
+    )
+    Qwen3ForCausalLM(config).save_pretrained(prepared / "prepared" / "model")
+    async with rollouts(valkey_url, prepared) as ledger:
+        process = await start(valkey_url, prepared, backend="verl")
+        code, err = await ended(process, 240)
+        assert code == 0, err[-3000:]
+        policy = await ledger.policy()
+    assert policy.version == PolicyVersion(1, STEPS)
+    assert WeightStore(prepared).verify(policy.version).digest == policy.digest
+    lines = read_lines(prepared / "metrics" / "steps.jsonl")
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert all(line["grad_norm"] > 0 for line in lines)
+    assert all(line.startswith("time=") for line in err.splitlines()), err
 
 
 async def test_told_to_stop_it_ends_well(valkey_url: str, prepared: Path) -> None:

@@ -100,6 +100,7 @@ async def train(trainer: Trainer) -> None:
         reports.cancel()
     await report(trainer.ledger, trainer.progress)
     await trainer.ledger.finish(trainer.incarnation, "Succeeded")
+    await trainer.blocking("closing", trainer.backend.close)
 
 
 async def start(trainer: Trainer) -> None:
@@ -183,6 +184,7 @@ async def train_step(trainer: Trainer, step: int, groups: list[Group]) -> dict[s
     )
     trainer.rows = result.rows
     trainer.progress.tell(result.record)
+    telemetry.show_step(result.record)
     log.info("trained", **result.record)
     return result.record
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from contextlib import AsyncExitStack
@@ -130,4 +131,7 @@ def _prepared_rows(artifacts: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stderr.flush()
+    # The backend's thread may be in the middle of a step or of an import; nothing that it could still do is needed.
+    os._exit(code)

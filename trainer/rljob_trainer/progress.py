@@ -5,11 +5,14 @@ A report is a courtesy: when the store cannot be reached it is skipped, because 
 
 from __future__ import annotations
 
+import itertools
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from rljob import telemetry
 from rljob.clock import Clock
 from rljob.errors import StoreError
 from rljob.ledger.types import Report
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from rljob.ledger import Ledger
 
 REPORT_SECONDS = 1.0
+REPORTS_PER_LOOK = 5
 log = structlog.get_logger()
 
 
@@ -48,9 +52,17 @@ class Progress:
 
 async def report_loop(ledger: Ledger, progress: Progress, clock: Clock) -> None:
     """Report until cancelled."""
-    while True:
+    for number in itertools.count():
         await report(ledger, progress)
+        if number % REPORTS_PER_LOOK == 0:
+            await look(ledger)
         await clock.sleep(REPORT_SECONDS)
+
+
+async def look(ledger: Ledger) -> None:
+    """Show on /metrics how full stream and store are."""
+    with suppress(StoreError):
+        telemetry.show_ledger(await ledger.snapshot())
 
 
 async def report(ledger: Ledger, progress: Progress) -> None:

@@ -73,11 +73,18 @@ def describe(step: int, groups: Sequence[Group]) -> dict[str, Any]:
         "tokens": sum(trajectory.num_tokens for trajectory in episodes),
         "action_tokens": sum(trajectory.num_action_tokens for trajectory in episodes),
         "outcomes": dict(Counter(trajectory.outcome for trajectory in episodes)),
+        "entropy": _entropy(episodes),
         **_staleness(step, episodes),
     }
 
 
+def _entropy(episodes: Sequence[Trajectory]) -> float:
+    """Of the behaviour policy per sampled token, estimated by the samples themselves."""
+    return -mean(value for item in episodes for chain in item.chains for value in chain.logprobs)
+
+
 def _staleness(step: int, episodes: Sequence[Trajectory]) -> dict[str, float]:
+    """Mean over tokens and maximum, in policy versions."""
     spans = [
         span
         for trajectory in episodes

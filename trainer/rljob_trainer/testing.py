@@ -12,7 +12,14 @@ from rljob.api.rljob_types import RLJob
 from rljob.codec import pack
 from rljob.errors import FencedError, StoreError
 from rljob.ids import EpisodeId, GroupId, PolicyVersion
-from rljob.ledger.types import Report, TakenGroup, TakeReply, ValidationStatus
+from rljob.ledger.types import (
+    LedgerSnapshot,
+    Policy,
+    Report,
+    TakenGroup,
+    TakeReply,
+    ValidationStatus,
+)
 from rljob.trajectory import Chain, Trajectory, VersionSpan
 
 
@@ -201,6 +208,23 @@ class FakeLedger:
 
     async def held_versions(self) -> set[PolicyVersion]:
         return self.held
+
+    async def snapshot(self) -> LedgerSnapshot:
+        policy = Policy(version=self.version, step=self.step)
+        numbers: dict[str, Any] = dict.fromkeys(
+            ("stream_entries", "stream_pending", "memory_bytes", "max_memory_bytes"), 0
+        )
+        texts: dict[str, Any] = {"phase": self.phase, "message": "", "counts": {}, "reports": {}}
+        means: dict[str, Any] = {"reward_mean": None, "reward_recent": None, "turns_recent": None}
+        known: dict[str, Any] = {
+            "step": self.step,
+            "steps": 0,
+            "incarnation": self.incarnation,
+            "policy": policy,
+        }
+        return LedgerSnapshot(
+            **known, **texts, **means, **numbers, validation={}, staleness={}, progress=0
+        )
 
     async def report(self, component: str, report: Report) -> None:
         assert component == "trainer"

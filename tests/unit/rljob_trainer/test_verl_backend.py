@@ -369,15 +369,17 @@ def test_a_resumed_run_is_bit_equal_to_an_uninterrupted_one(
     optimizer = Optimizer(learning_rate=1e-3, weight_decay=0.1, warmup_steps=4)
     batches = [TrainBatch(step=n, rows=make_rows(7, seed=n), temperature=1.0) for n in range(1, 5)]
     whole = start(VerlBackend(), small_model, optimizer)
-    rates = [whole.train_step(batch, Algorithm())["lr"] for batch in batches[:2]]
+    rates = [whole.train_step(batch, Algorithm())["learning_rate"] for batch in batches[:2]]
     (tmp_path / "checkpoint").mkdir()
     whole.save(tmp_path / "checkpoint")
-    rates += [whole.train_step(batch, Algorithm())["lr"] for batch in batches[2:]]
+    rates += [whole.train_step(batch, Algorithm())["learning_rate"] for batch in batches[2:]]
     expected = exported(whole, tmp_path / "whole")
     whole.close()
     second = start(VerlBackend(), small_model, optimizer)
     second.load(tmp_path / "checkpoint")
-    assert [second.train_step(batch, Algorithm())["lr"] for batch in batches[2:]] == rates[2:]
+    assert [
+        second.train_step(batch, Algorithm())["learning_rate"] for batch in batches[2:]
+    ] == rates[2:]
     assert exported(second, tmp_path / "second") == expected
     second.close()
     assert rates == pytest.approx([1e-3 * n / 5 for n in (1, 2, 3, 4)])

@@ -87,7 +87,7 @@ class Backend(Protocol):
         ...
 
     def train_step(self, batch: TrainBatch, algorithm: Algorithm) -> dict[str, float]:
-        """One optimizer step; metrics have at least `loss`, `grad_norm` and `lr`."""
+        """One optimizer step; metrics have at least `loss`, `grad_norm` and `learning_rate`."""
         ...
 
     def export_weights(self, directory: Path) -> None:

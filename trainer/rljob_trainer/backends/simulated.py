@@ -78,7 +78,11 @@ class SimulatedBackend:
         )
         self.weights = (0.9 * self.weights + 0.1 * change).astype(np.float32)
         self.history.append(episodes)
-        return {"loss": float(change[0]), "grad_norm": float(np.linalg.norm(change)), "lr": 0.0}
+        return {
+            "loss": float(change[0]),
+            "grad_norm": float(np.linalg.norm(change)),
+            "learning_rate": 0.0,
+        }
 
     def export_weights(self, directory: Path) -> None:
         """See `Backend.export_weights`."""

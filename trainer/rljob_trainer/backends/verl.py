@@ -146,7 +146,7 @@ class VerlBackend:
         grad_norm = float(self._engine.optimizer_step())
         self._engine.lr_scheduler_step()
         self._engine.optimizer_zero_grad()
-        return {"loss": loss, "grad_norm": grad_norm, "lr": rate, **means, **numbers}
+        return {"loss": loss, "grad_norm": grad_norm, "learning_rate": rate, **means, **numbers}
 
     def _accumulate(
         self,
