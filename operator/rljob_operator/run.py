@@ -18,7 +18,6 @@ import msgspec
 import yaml
 from rich.console import Console
 
-from rljob.api import conditions
 from rljob.api.effects import cluster_only_keys, resolved
 from rljob.api.load import load
 from rljob.api.rljob_types import RLJob
@@ -113,10 +112,11 @@ class Run:
             driver = self._driver(watch)
             self._catch_signals(driver, view)
             verdict = await driver.run()
+            watch.end(verdict)
         await self._observer.aclose()
         self._connection_file("")
         summary = self._summarise(verdict, watch, self._clock.monotonic() - began)
-        self._close(summary, verdict, watch)
+        self._close(summary, verdict)
         return verdict.exit_code
 
     def _watch(self, view: View, started_at: float) -> Watch:
@@ -188,18 +188,7 @@ class Run:
             restarts=watch.facts.restarts,
         )
 
-    def _close(self, summary: Summary, verdict: Verdict, watch: Watch) -> None:
-        succeeded = verdict.phase == conditions.PHASE_SUCCEEDED
-        self._events.condition(
-            conditions.COMPLETE if succeeded else conditions.FAILED,
-            True,
-            verdict.reason,
-            verdict.message,
-        )
-        watch.facts.phase, watch.facts.message = verdict.phase, verdict.message
-        watch.facts.components = dict.fromkeys(watch.facts.components, "stopped")
-        watch.facts.conditions = list(self._events.conditions.values())
-        self._folder.write("status.json", msgspec.to_builtins(watch.facts))
+    def _close(self, summary: Summary, verdict: Verdict) -> None:
         self._folder.write("summary.json", msgspec.to_builtins(summary))
         draw_curve(self._artifacts, self._folder.root / "curve.png")
         self._console.print(table(summary), soft_wrap=True)

@@ -22,6 +22,7 @@ from rljob_operator.drivers.folder import EventLog, RunFolder
 from rljob_operator.drivers.observer import Observer
 from rljob_operator.drivers.supervisor import State, Supervisor
 from rljob_operator.policies.progress import Progress, Told, blame
+from rljob_operator.policies.verdict import Verdict
 from rljob_operator.view.facts import Facts, Score, StepPace, apply_snapshot
 
 _EVERY_SECONDS = 1.0
@@ -106,6 +107,22 @@ class Watch:
         if snapshot is not None:
             self.snapshot = snapshot
             apply_snapshot(self.facts, snapshot)
+            self.facts.validation = read_scores(self._artifacts, snapshot.validation)
+
+    def end(self, verdict: Verdict) -> None:
+        """Everything is stopped: the last word to status.json, conditions and view."""
+        succeeded = verdict.phase == conditions.PHASE_SUCCEEDED
+        kind = conditions.COMPLETE if succeeded else conditions.FAILED
+        if verdict.phase != conditions.PHASE_STOPPED:
+            self._events.condition(kind, True, verdict.reason, verdict.message)
+        facts = self.facts
+        facts.phase, facts.message = verdict.phase, "" if succeeded else verdict.message
+        facts.components = dict.fromkeys(facts.components, "stopped")
+        facts.elapsed_seconds = self._clock.monotonic() - self._began
+        facts.waiting, facts.eta_seconds, facts.validation_running = {}, None, ""
+        facts.conditions = list(self._events.conditions.values())
+        self._folder.write("status.json", msgspec.to_builtins(facts))
+        self._view.update(facts)
 
     def _take_in(
         self, snapshot: LedgerSnapshot, supervisors: Mapping[str, Supervisor], now: float

@@ -59,7 +59,7 @@ def line(facts: Facts) -> str:
     if not_up := [
         f"{name} {state}"
         for name, state in facts.components.items()
-        if state not in {"ready", "done", "waiting"}
+        if state not in {"ready", "done", "waiting", "stopped"}
     ]:
         parts.append(", ".join(not_up))
     if facts.waiting:
