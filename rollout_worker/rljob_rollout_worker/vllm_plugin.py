@@ -53,6 +53,9 @@ NOISE = {"float32": 1e-3}
 LOW_PRECISION_NOISE = 0.03
 DRAIN_POLL_SECONDS = 0.01
 WATCH_SECONDS = 0.5
+STALL_SECONDS = 120.0
+"""No token for any of the requests in flight for so long: the core hangs while the server still answers, which health
+does not show. `RLJOB_ENGINE_STALL_SECONDS` overrides it: a prompt that takes longer to read than this needs more."""
 EXIT_SECONDS = 1.0
 """Between a failure that ends the process and its end: time for the answer and a last scrape."""
 DTYPES = {
@@ -212,6 +215,7 @@ class Middleware:
         self.state = "empty"
         self.message = ""
         self.in_flight = 0
+        self.finished = 0
         self.token = os.environ.get("RLJOB_TOKEN", "")
         self._lock = asyncio.Lock()
         self._operations: set[asyncio.Task[Any]] = set()
@@ -246,7 +250,7 @@ class Middleware:
                 end_with_engine(engine)
             return message
 
-        self._own(watch_engine(engine))
+        self._own(watch_engine(self, engine))
         await self.app(scope, receive_and_look, send)
 
     async def _open(self, scope: Any, receive: Any, send: Any) -> None:
@@ -286,6 +290,7 @@ class Middleware:
             await self.app(scope, receive, stamped)
         finally:
             self.in_flight -= 1
+            self.finished += 1
 
     async def _own_route(self, scope: Any, receive: Any, send: Any) -> None:
         route = {
@@ -457,11 +462,41 @@ class Switch:
         return error if isinstance(error, RefusedError) else RefusedError(409, message)
 
 
-async def watch_engine(engine: Any) -> None:
-    """Look after vLLM's processes until one has died."""
+async def watch_engine(gate: Middleware, engine: Any) -> None:
+    """Look after vLLM's processes until one has died or hangs."""
+    stall = StallWatch()
+    limit = float(os.environ.get("RLJOB_ENGINE_STALL_SECONDS", STALL_SECONDS))
     while True:
         end_with_engine(engine)
+        idle = gate.in_flight == 0 or gate.state != "ready"  # a switch has a deadline of its own
+        if (
+            stall.seconds(time.monotonic(), None if idle else (gate.finished, _tokens(engine)))
+            > limit
+        ):
+            logger.error(
+                "rljob: no token for %.0f s with requests in flight; the engine restarts", limit
+            )
+            exit_process()
         await asyncio.sleep(WATCH_SECONDS)
+
+
+class StallWatch:
+    """How long the same progress has been seen."""
+
+    def __init__(self) -> None:
+        self._progress: Any = None
+        self._since = 0.0
+
+    def seconds(self, now: float, progress: Any) -> float:
+        """Seconds since `progress` changed; None is nothing to progress with, and never a stall."""
+        if progress is None or progress != self._progress:
+            self._progress, self._since = progress, now
+        return now - self._since
+
+
+def _tokens(engine: Any) -> int:
+    states = list(engine.output_processor.request_states.values())
+    return sum(len(state.detokenizer.output_token_ids) for state in states if state.detokenizer)
 
 
 def end_with_engine(engine: Any) -> None:

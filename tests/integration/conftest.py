@@ -233,7 +233,10 @@ def _job() -> dict[str, Any]:
             "model": {"source": "file://model", "maxContextLength": CONTEXT},
             "data": {"train": {"source": "file://train.jsonl"}},
             "tasks": [task],
-            "rollout": {"maxConcurrentEpisodes": 16},
+            "rollout": {
+                "maxConcurrentEpisodes": 16,
+                "engine": {"env": {"RLJOB_ENGINE_STALL_SECONDS": "15"}},
+            },
             "trainer": {"steps": 1, "groupsPerStep": 1},
             "sandboxPools": [{"name": "p"}],
         },

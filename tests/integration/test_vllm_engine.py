@@ -241,3 +241,17 @@ async def test_an_engine_whose_core_is_killed_ends_with_a_failure_and_leaves_not
         await turn
     assert real_engine.wait_for_exit(10) == 1
     assert real_engine.is_gone(5)
+
+
+async def test_an_engine_whose_core_hangs_ends_with_a_failure_though_health_is_well(
+    engine, policies, real_engine
+):
+    await serve(engine, policies, V(1, 1))
+    turn = asyncio.create_task(engine.generate(GenerateRequest(prompt_ids=[1], max_tokens=900)))
+    await asyncio.sleep(0.1)
+    for pid in real_engine.children():
+        os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(EngineError):
+        await turn
+    assert real_engine.wait_for_exit(60) != 0
+    assert real_engine.is_gone(5)

@@ -98,6 +98,21 @@ def test_every_process_below_is_found():
         child.stdin.close()
 
 
+def test_only_requests_without_any_progress_count_as_a_stall():
+    watch = plugin.StallWatch()
+    seen = [
+        (0, None),
+        (10, (0, 0)),
+        (20, (0, 0)),
+        (25, (0, 7)),
+        (40, (0, 7)),
+        (41, (1, 0)),
+        (50, None),
+    ]
+    assert [watch.seconds(now, progress) for now, progress in seen] == [0, 0, 10, 0, 15, 0, 0]
+    assert watch.seconds(60, (1, 0)) == 0, "an idle engine must not be blamed for its idle time"
+
+
 def test_the_plugin_stands_alone():
     heavy = "[m for m in sys.modules if m.split('.')[0] in {'rljob', 'torch', 'vllm', 'starlette'}]"
     code = f"import sys, rljob_rollout_worker.vllm_plugin; print({heavy})"

@@ -1,0 +1,92 @@
+"""Every command that README and docs show is run here, or is a target that make knows."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.harness.fixtures import simulated_model
+from tests.harness.simulated_job import Job
+
+__all__ = ["simulated_model"]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def _commands(page: Path) -> list[str]:
+    """Lines of a block that start with a program a reader would type, without what follows a gap."""
+    lines = re.findall(r"^(?: {4})?((?:rljob|make) .+)$", page.read_text(), re.MULTILINE)
+    commands = [re.split(r" {2,}| +#", line)[0].strip() for line in lines]
+    return [command for command in commands if command != "rljob ARGS"]
+
+
+def _rljob(words: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rljob.cli.main", *words],
+        cwd=cwd,
+        env={**os.environ, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, simulated_model: Path) -> Path:
+    """A folder with `rljob.yaml`, a job whose parts are simulated, and the examples where README has them."""
+    folder = tmp_path_factory.mktemp("home")
+    Job(folder, simulated_model, spec__trainer__steps=3)
+    (folder / "examples").symlink_to(ROOT / "examples")
+    return folder
+
+
+def _fill(words: list[str], home: Path) -> list[str]:
+    """Put a real episode where the page says ID, and the simulated manifest where it names the quick start."""
+    if "ID" in words:
+        listed = _rljob(["trajectories"], home).stdout
+        episode = re.search(r"t\d+-\d+\.\d+", listed)
+        assert episode, listed
+        words = [episode[0] if word == "ID" else word for word in words]
+    return ["rljob.yaml" if word == "examples/quickstart/rljob.yaml" else word for word in words]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_rljob_command_of_a_page_works(page: Path, home: Path) -> None:
+    commands = [command for command in _commands(page) if command.startswith("rljob ")]
+    if commands and not (home / "runs").exists():
+        assert _rljob(["run", "rljob.yaml"], home).returncode == 0
+    shutil.rmtree(home / "model", ignore_errors=True)
+    for command in commands:
+        done = _rljob(_fill(shlex.split(command)[1:], home), home)
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_make_target_of_a_page_exists(page: Path) -> None:
+    for command in _commands(page):
+        if command.startswith("make "):
+            words = [word for word in shlex.split(command)[1:] if "=" not in word]
+            plan = ["make", "--dry-run", "--no-print-directory", *words]
+            done = subprocess.run(plan, cwd=ROOT, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        assert target.startswith("http") or (page.parent / target).exists(), target
+
+
+def test_readme_opens_with_the_two_commands() -> None:
+    assert _commands(ROOT / "README.md")[:2] == ["make run", "make test"]
