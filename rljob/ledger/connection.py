@@ -96,9 +96,14 @@ class Store:
             ) from None
         self._idle: list[AbstractConnection] = []
         self._free = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._closed = False
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Close every connection: idle ones now, others when their call ends."""
+        self._closed = True
+        await self._close_idle()
+
+    async def _close_idle(self) -> None:
         idle, self._idle = self._idle, []
         for connection in idle:
             await connection.disconnect()
@@ -212,9 +217,11 @@ class Store:
                 # An answer may still be under way: never use it again. A server that is gone took the idle ones along.
                 await connection.disconnect(nowait=True)
                 if isinstance(error, Exception):
-                    await self.close()
+                    await self._close_idle()
                 raise
             self._idle.append(connection)
+            if self._closed:
+                await self._close_idle()
         for answer in answers:
             if isinstance(answer, Exception):
                 raise answer

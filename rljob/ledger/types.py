@@ -57,6 +57,12 @@ class LedgerConfig(msgspec.Struct, frozen=True, kw_only=True):
     data_hash: str
     """Hash of the training data (fixed)."""
 
+    @property
+    def max_outstanding_episodes(self) -> int:
+        """Training payloads that the store may have to hold at once: what admission lets start before a step ends."""
+        groups = min((self.max_staleness + 1), self.steps) * self.groups_per_step
+        return groups * self.group_size
+
     @classmethod
     def from_job(cls, job: RLJob, num_rows: int, data_hash: str) -> LedgerConfig:
         """The rules that a manifest asks for."""

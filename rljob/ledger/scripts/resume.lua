@@ -11,6 +11,7 @@ for i = 4, #ARGV do
   if redis.call('ZSCORE', LIVE, ARGV[i]) then
     forget(ARGV[i])
     redis.call('LREM', TAKEN, 0, ARGV[i])
+    count('trained', rule('group_size'))
     redis.call('HDEL', EVICTIONS, index)
   end
 end
