@@ -30,8 +30,6 @@ class Progress:
     """The present state, written by whoever knows it, read by `report_loop`."""
 
     waiting_for: str = "starting"
-    validation: str = ""
-    """How far a settled validation is; shown while the loop itself waits for nothing else."""
     facts: dict[str, float | str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds spent since the start: waiting, training, publishing, checkpoint."""
@@ -67,8 +65,8 @@ async def look(ledger: Ledger) -> None:
 
 async def report(ledger: Ledger, progress: Progress) -> None:
     """Report once."""
-    waiting_for = progress.waiting_for or progress.validation
+    told = Report(waiting_for=progress.waiting_for, facts=dict(progress.facts))
     try:
-        await ledger.report("trainer", Report(waiting_for=waiting_for, facts=dict(progress.facts)))
+        await ledger.report("trainer", told)
     except StoreError as error:
         log.warning("report skipped", error=str(error))

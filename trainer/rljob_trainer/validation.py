@@ -83,6 +83,7 @@ class Validator:
         self._artifacts, self._ledger, self._incarnation = artifacts, ledger, incarnation
         self._num_rows, self._spawn, self._progress, self._clock = num_rows, spawn, progress, clock
         self._run: _Run | None = None
+        self._waited_for = False
 
     def is_pending(self, step: int) -> bool:
         """Whether the validation of `step` is due and not on record yet."""
@@ -126,12 +127,17 @@ class Validator:
     async def settled(self) -> None:
         """Return when no run needs the engines to stay on their version."""
         if self._run is not None and self._run.settled:
-            await self._run.done.wait()
+            await self.finished()
 
     async def finished(self) -> None:
         """Return when nothing is running."""
-        if self._run is not None:
-            await self._run.done.wait()
+        if self._run is None:
+            return
+        self._waited_for = True
+        self._progress.waiting_for = f"validation of step {self._run.step}"
+        await self._run.done.wait()
+        self._waited_for = False
+        self._progress.waiting_for = ""
 
     @property
     def _metrics_path(self) -> Path:
@@ -146,7 +152,7 @@ class Validator:
             after = drained[-1][0] if drained else after
             records.add([payload for _, payload in drained])
             ended = status.done + status.dead
-            self._tell(run, ended, status.total)
+            self._tell(ended, status.total)
             if ended >= status.total:
                 break
             if ended != seen:
@@ -156,9 +162,10 @@ class Validator:
             log.warning("validation stalled", step=run.step, done=ended, rows=self._num_rows)
         await self._close(run, records)
 
-    def _tell(self, run: _Run, ended: int, total: int) -> None:
+    def _tell(self, ended: int, total: int) -> None:
         self._progress.facts.update(validation_done=float(ended), validation_total=float(total))
-        self._progress.validation = f"validation: {ended} of {total}" if run.settled else ""
+        if self._waited_for:
+            self._progress.waiting_for = f"validation: {ended} of {total}"
 
     async def _close(self, run: _Run, records: _Records) -> None:
         assert self._spec is not None
@@ -177,7 +184,6 @@ class Validator:
         telemetry.VALIDATION_SCORE.set(float(record["score"]))
         telemetry.VALIDATION_STEP.set(run.step)
         self._progress.facts.update(validation_score=record["score"], validation_total=0.0)
-        self._progress.validation = ""
         self._run = None
         run.done.set()
 

@@ -155,6 +155,9 @@ async def test_nothing_is_published_before_a_settled_validation_is_done(tmp_path
     await wait_for(lambda: 1 in ledger.taken)
     await asyncio.sleep(0.1)
     assert [step for step, _, _ in ledger.commits] == [0]
+    await wait_for(
+        lambda: "validation: 0 of 3" in [report.waiting_for for report in ledger.reports]
+    )
     ledger.finish_validation(0, 3)
     await wait_for(lambda: 2 in ledger.validations)
     ledger.finish_validation(2, 2, reward=0.5, dead=1)
