@@ -105,7 +105,10 @@ class FencedError(RLJobError):
 
 
 class StateError(RLJobError):
-    """The ledger's state does not allow this call (a lost store, a bug): the caller exits; its restart resumes cleanly."""
+    """The ledger's state does not allow this call (a lost store, a bug): the caller exits.
+
+    Its restart resumes cleanly.
+    """
 
 
 class CorruptError(RLJobError):

@@ -13,9 +13,9 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from rljob.ledger import LedgerSnapshot
-from rljob_operator.drivers.watch import read_lines, read_scores
 from rljob_operator.policies.verdict import Verdict
 from rljob_operator.view.facts import Score, number_text, seconds_text
+from rljob_operator.view.metrics import read_lines, read_scores
 
 
 class AuditNumbers(msgspec.Struct, frozen=True, kw_only=True):

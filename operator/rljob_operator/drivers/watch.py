@@ -7,10 +7,9 @@ metrics/*.jsonl  ─┘     └────► conditions, events, progress dead
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -23,7 +22,8 @@ from rljob_operator.drivers.observer import Observer
 from rljob_operator.drivers.supervisor import State, Supervisor
 from rljob_operator.policies.progress import Progress, Told, blame
 from rljob_operator.policies.verdict import Verdict
-from rljob_operator.view.facts import Facts, Score, StepPace, apply_snapshot
+from rljob_operator.view.facts import Facts, StepPace, apply_snapshot
+from rljob_operator.view.metrics import read_scores
 
 _EVERY_SECONDS = 1.0
 _UP = {State.READY, State.DONE}
@@ -196,26 +196,3 @@ def _validation_running(snapshot: LedgerSnapshot) -> str:
         if isinstance(done, (int, float)) and isinstance(total, (int, float)) and total
         else ""
     )
-
-
-def read_scores(artifacts: Path, from_ledger: Mapping[int, float]) -> list[Score]:
-    """Validation scores, with intervals where the trainer has written them."""
-    scores = {step: Score(step, score) for step, score in from_ledger.items()}
-    for line in read_lines(artifacts / "metrics" / "validation.jsonl"):
-        scores[line["step"]] = Score(
-            line["step"], line["score"], line.get("ci_low"), line.get("ci_high")
-        )
-    return [scores[step] for step in sorted(scores)]
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Whole JSON lines of a file that is still being written; [] where there is none."""
-    try:
-        text = path.read_text()
-    except FileNotFoundError:
-        return []
-    return [
-        json.loads(line)
-        for line in text.splitlines(keepends=True)
-        if line.endswith("\n") and line.strip()
-    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from rljob_operator.drivers.watch import read_lines, read_scores
+from rljob_operator.view.metrics import read_lines, read_scores
 
 
 def main(artifacts: Path, target: Path) -> int:
