@@ -18,6 +18,7 @@ from typing import Any
 from rljob.api import conditions
 from rljob.api.rljob_types import RLJob
 from rljob.clock import Clock
+from rljob_operator.drivers import tasks
 from rljob_operator.drivers.folder import EventLog, RunFolder
 from rljob_operator.drivers.observer import Observer
 from rljob_operator.drivers.supervisor import ComponentFailed, State, Supervisor
@@ -104,9 +105,7 @@ class LocalDriver:
         try:
             return await self._first_end(lives, ends)
         finally:
-            for task in (*lives.values(), *ends):
-                task.cancel()
-            await asyncio.gather(*lives.values(), *ends, return_exceptions=True)
+            await tasks.end(*lives.values(), *ends)
 
     async def _first_end(
         self, lives: dict[str, asyncio.Task[None]], ends: Sequence[asyncio.Task[Any]]
@@ -188,7 +187,7 @@ class LocalDriver:
         well = asyncio.create_task(supervisor.stop())
         insisted = asyncio.create_task(self._hard.wait())
         await asyncio.wait({well, insisted}, return_when=asyncio.FIRST_COMPLETED)
-        insisted.cancel()
+        await tasks.end(insisted)
         if not well.done():
             await supervisor.kill()
         await well

@@ -109,7 +109,8 @@ class Process:
         if self._shimmed:
             _signal(self._process.pid, signal.SIGQUIT)
             try:
-                await asyncio.wait_for(self._process.wait(), _SHIM_KILL_SECONDS)
+                async with asyncio.timeout(_SHIM_KILL_SECONDS):
+                    await self._process.wait()
             except TimeoutError:
                 _signal(self._process.pid, signal.SIGKILL)
         else:
@@ -123,7 +124,8 @@ class Process:
         if self._process.returncode is None:
             self.terminate()
             try:
-                await asyncio.wait_for(self._process.wait(), grace_seconds)
+                async with asyncio.timeout(grace_seconds):
+                    await self._process.wait()
             except TimeoutError:
                 await self.kill()
         return await self.wait()

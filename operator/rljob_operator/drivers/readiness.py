@@ -12,7 +12,8 @@ _TIMEOUT_SECONDS = 5.0
 async def answers(probe: Probe, host: str, port: int, secret: str) -> bool:
     """Ask once. `secret` is the bearer token (http) or the password (redis)."""
     try:
-        return await asyncio.wait_for(_ask(probe, host, port, secret), _TIMEOUT_SECONDS)
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
+            return await _ask(probe, host, port, secret)
     except (OSError, TimeoutError, ValueError):  # ValueError: a line without end
         return False
 

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from enum import StrEnum
 
 from rljob.clock import Clock
+from rljob_operator.drivers import tasks
 from rljob_operator.drivers.folder import EventLog, RunFolder
 from rljob_operator.drivers.process import Process
 from rljob_operator.drivers.readiness import answers
@@ -155,8 +156,7 @@ class Supervisor:
         try:
             code = await process.wait()
         finally:
-            watch.cancel()
-            await asyncio.wait({watch})
+            await tasks.end(watch)
         if not watch.cancelled():
             watch.result()  # a watch that broke is an error of ours
         self._process = None  # after a cancellation it still runs, for `stop` to end
