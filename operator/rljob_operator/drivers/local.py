@@ -21,7 +21,7 @@ from rljob.clock import Clock
 from rljob_operator.drivers import tasks
 from rljob_operator.drivers.folder import EventLog, RunFolder
 from rljob_operator.drivers.observer import Observer
-from rljob_operator.drivers.supervisor import ComponentFailed, State, Supervisor
+from rljob_operator.drivers.supervisor import ComponentFailed, Supervisor
 from rljob_operator.drivers.watch import Watch
 from rljob_operator.drivers.wiring import Wiring
 from rljob_operator.policies.verdict import Verdict
@@ -191,17 +191,3 @@ class LocalDriver:
         if not well.done():
             await supervisor.kill()
         await well
-
-
-def states(supervisors: dict[str, Supervisor]) -> dict[str, str]:
-    """Component → state, in start order."""
-    return {name: str(supervisor.state) for name, supervisor in supervisors.items()}
-
-
-def usable(supervisors: dict[str, Supervisor], *roles: str) -> bool:
-    """Whether every component of these roles is up."""
-    return all(
-        s.state in {State.READY, State.DONE}
-        for s in supervisors.values()
-        if s.component.role in roles
-    )

@@ -11,8 +11,8 @@ _AGAIN_SECONDS = 0.5
 async def end(*tasks: asyncio.Task[Any]) -> None:
     """Cancel tasks and wait until they have ended; what they raised stays in them.
 
-    A library may lose a cancellation that arrives together with a result (`asyncio.wait_for` of Python 3.11 does), and the
-    task would go on for ever. So it is cancelled again until it has ended.
+    A library may lose a cancellation that arrives together with a result (`asyncio.wait_for` of Python 3.11 does), and
+    the task would go on for ever. So it is cancelled again until it has ended.
     """
     pending = {task for task in tasks if not task.done()}
     while pending:
