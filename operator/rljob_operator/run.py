@@ -191,9 +191,10 @@ class Run:
     def _close(self, summary: Summary, verdict: Verdict) -> None:
         self._folder.write("summary.json", msgspec.to_builtins(summary))
         draw_curve(self._artifacts, self._folder.root / "curve.png")
-        self._console.print(table(summary), soft_wrap=True)
         if verdict.exit_code == UserError.exit_code:
-            sys.stderr.write(f"{verdict.message}\n")
+            sys.stderr.write(f"{verdict.message}\n")  # bad input is one line and nothing else
+        else:
+            self._console.print(table(summary))
 
 
 def artifacts_of(job: RLJob, folder: RunFolder, manifest: Path) -> Path:

@@ -76,7 +76,7 @@ def decide(ended: Ended, backoff_limit: int) -> Decision:
         return Decision(
             Action.FAIL,
             reason=conditions.REASON_BAD_INPUT,
-            message=last or f"{ended.name} refused its input",
+            message=_refusal(ended, last),
             exit_code=2,
         )
     if (
@@ -107,6 +107,13 @@ def decide(ended: Ended, backoff_limit: int) -> Decision:
 def pause_seconds(failures_in_row: int) -> float:
     """0.5 s, doubled for each failure before this one, 30 s at most."""
     return min(_FIRST_PAUSE_SECONDS * 2 ** min(failures_in_row, 16), _LONGEST_PAUSE_SECONDS)
+
+
+def _refusal(ended: Ended, last: str) -> str:
+    """The component's own line; vLLM's says nothing of a manifest."""
+    if ended.role == "engine" and not last.startswith("spec."):
+        return f"spec.rollout.engine: {ended.name} refused to start: {last}; correct it"
+    return last or f"{ended.name} refused its input"
 
 
 def _how(ended: Ended) -> str:

@@ -60,6 +60,17 @@ def test_bad_input_of_a_component_is_bad_input_of_the_run() -> None:
     assert (decision.exit_code, decision.message) == (2, "x: wrong; fix it")
 
 
+def test_what_vllm_refuses_is_told_with_the_key_it_comes_from() -> None:
+    decision = decide(
+        ended(role="engine", name="engine-0", code=2, last_lines=("error: no --x",)),
+        backoff_limit=3,
+    )
+    assert (
+        decision.message
+        == "spec.rollout.engine: engine-0 refused to start: error: no --x; correct it"
+    )
+
+
 def test_the_pause_doubles_and_has_an_end() -> None:
     assert [pause_seconds(n) for n in range(8)] == [0.5, 1, 2, 4, 8, 16, 30, 30]
     assert pause_seconds(10_000) == 30
