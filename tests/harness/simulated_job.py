@@ -115,6 +115,15 @@ class Job:
             if pid != own and (_cwd(pid).startswith(mark) or mark.encode() in _read(pid, "environ"))
         ]
 
+    def family(self) -> set[tuple[int, str]]:
+        """Every descendant of the driver, sandboxes included, by pid and start time."""
+        assert self.process
+        parents = {pid: stat[1] for pid in _pids() if (stat := _stat(pid))}
+        found = {self.process.pid}
+        while more := {pid for pid, parent in parents.items() if int(parent) in found} - found:
+            found |= more
+        return {(pid, _stat(pid)[19]) for pid in found - {self.process.pid} if _stat(pid)}
+
     def kill(self, component: str) -> bool:
         """SIGKILL; whether there was something to kill."""
         pid = self.pid(component)
@@ -151,6 +160,20 @@ def _read(pid: int, name: str) -> bytes:
         return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:
         return b""
+
+
+def alive(family: set[tuple[int, str]]) -> set[tuple[int, str]]:
+    """Those of a family that still live."""
+    return {
+        (pid, start)
+        for pid, start in family
+        if (stat := _stat(pid)) and stat[19] == start and stat[0] != "Z"
+    }
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat from the state on; [] where there is no such process."""
+    return _read(pid, "stat").decode(errors="replace").rpartition(")")[2].split()
 
 
 def _cwd(pid: int) -> str:

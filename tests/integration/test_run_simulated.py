@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.harness.fixtures import make_job, simulated_model
-from tests.harness.simulated_job import Job
+from tests.harness.simulated_job import Job, alive
 
 __all__ = ["make_job", "simulated_model"]
 
@@ -250,6 +250,32 @@ def test_a_sigkill_of_the_driver_leaves_nothing_and_resume_goes_on(make_job: Mak
     job.start("--resume")
     assert job.end() == 0, job.output
     assert (job.read("summary.json")["lost"], job.read("summary.json")["trained_twice"]) == (0, 0)
+
+
+@pytest.mark.parametrize("with_shim", [False, True])
+def test_real_sandboxes_die_with_a_driver_that_is_killed(
+    make_job: MakeJob, with_shim: bool
+) -> None:
+    pools = [{"name": "shells", "warm": 2, "max": 40, "runtime": "bubblewrap"}]
+    job = make_job(spec__trainer__steps=500, spec__sandboxPools=pools)
+    job.start()
+    job.until(lambda: job.step >= 1)
+    assert job.process
+    family = job.family()
+    shims = [
+        pid
+        for pid, _ in family
+        if b"rljob_operator.drivers.shim" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    assert len(shims) == 1
+    assert len(family) > 20
+    for pid in [job.process.pid, *shims * with_shim]:
+        os.kill(pid, signal.SIGKILL)
+    job.process.wait()
+    deadline = time.monotonic() + 20
+    while alive(family) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert alive(family) == set()
 
 
 def test_ctrl_c_stops_everything_with_exit_code_130(make_job: MakeJob) -> None:
