@@ -24,10 +24,9 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def _commands(page: Path) -> list[str]:
-    """Lines of a block that start with a program a reader would type, without what follows a gap."""
-    lines = re.findall(r"^(?: {4})?((?:rljob|make) .+)$", page.read_text(), re.MULTILINE)
-    commands = [re.split(r" {2,}| +#", line)[0].strip() for line in lines]
-    return [command for command in commands if command != "rljob ARGS"]
+    """Lines of an indented block that start with our programs, without what follows a gap."""
+    lines = re.findall(r"^ {4}((?:rljob|make) .+)$", page.read_text(), re.MULTILINE)
+    return [re.split(r" {2,}| +#", line)[0].strip() for line in lines]
 
 
 def _rljob(words: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -55,7 +54,7 @@ def _fill(words: list[str], home: Path) -> list[str]:
     """Put a real episode where the page says ID, and the simulated manifest where it names the quick start."""
     if "ID" in words:
         listed = _rljob(["trajectories"], home).stdout
-        episode = re.search(r"t\d+-\d+\.\d+", listed)
+        episode = re.search(r"[tv]\d+-\d+\.\d+", listed)
         assert episode, listed
         words = [episode[0] if word == "ID" else word for word in words]
     return ["rljob.yaml" if word == "examples/quickstart/rljob.yaml" else word for word in words]
