@@ -66,3 +66,20 @@ def test_ten_random_kills_lose_nothing_and_train_nothing_twice(
     assert_clean(job)
     restarts = job.read("summary.json")["restarts"]
     assert sum(restarts.values()) >= 10, restarts
+
+
+def test_kills_from_the_first_second_on_with_real_sandboxes(make_job: Callable[..., Job]) -> None:
+    dice = random.Random(11)
+    job = make_job(
+        spec__trainer__steps=12,
+        spec__lifecycle={"backoffLimit": 30},
+        spec__sandboxPools=[{"name": "shells", "warm": 2, "max": 40, "runtime": "bubblewrap"}],
+    )
+    job.start(RLJOB_SIM_STEP_SECONDS="0.2")
+    killed, deadline = 0, time.monotonic() + 120
+    while killed < 14 and job.alive and time.monotonic() < deadline:
+        time.sleep(dice.uniform(0.0, 1.5))
+        killed += job.kill(dice.choice(["prepare", *COMPONENTS]))
+    assert job.end() == 0, job.output
+    assert killed >= 10
+    assert_clean(job)

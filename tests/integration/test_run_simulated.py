@@ -228,6 +228,19 @@ def test_a_resumed_run_whose_store_is_gone_goes_on_from_its_checkpoint(make_job:
     assert (summary["phase"], summary["steps"], summary["trained_twice"]) == ("Succeeded", 10, 0)
 
 
+def test_a_finished_run_goes_on_only_with_more_steps(make_job: MakeJob) -> None:
+    job = make_job(spec__trainer__steps=2)
+    job.start()
+    assert job.end() == 0, job.output
+    again = rljob("run", str(job.manifest), "--resume", cwd=job.root)
+    assert (again.returncode, again.stderr.count("\n")) == (2, 1)
+    assert "has succeeded already" in again.stderr
+    job.start("--resume", "--set", "trainer.steps=4")
+    assert job.end() == 0, job.output
+    summary = job.read("summary.json")
+    assert (summary["steps"], summary["lost"], summary["trained_twice"]) == (4, 0, 0)
+
+
 def test_resume_refuses_a_manifest_that_no_longer_fits(make_job: MakeJob) -> None:
     job = make_job(spec__trainer__steps=1)
     done = rljob("run", str(job.manifest), "--resume", cwd=job.root)
