@@ -17,9 +17,8 @@ BIN := $(VENV)/bin
 UV := .uv-venv/bin/uv
 STAMP := $(VENV)/.installed
 
-# No tool of ours fetches an interpreter, and two cores are shared by all processes of a job
+# No tool of ours fetches an interpreter
 export UV_PYTHON_DOWNLOADS := never
-export OMP_NUM_THREADS ?= 2
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 
 # The first Python 3.11 that starts: the locks are resolved for it
