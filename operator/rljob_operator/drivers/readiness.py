@@ -6,7 +6,7 @@ import asyncio
 
 from rljob_operator.render.component import Probe
 
-_TIMEOUT_SECONDS = 5.0
+_TIMEOUT_SECONDS = 2.0
 
 
 async def answers(probe: Probe, host: str, port: int, secret: str) -> bool:

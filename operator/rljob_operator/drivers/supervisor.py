@@ -25,8 +25,8 @@ from rljob_operator.policies.restart import EXIT_FENCED, Action, Decision, Ended
 from rljob_operator.render.component import Component, Kind, Probe
 
 _START_PROBE_SECONDS = 0.1
-_PROBE_SECONDS = 1.0
-_SILENT_SECONDS = 3.0
+_PROBE_SECONDS = 0.5
+_SILENT_SECONDS = 2.0
 """After so long without an answer a component is called silent; a busy machine makes pauses of a second."""
 
 
