@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from rljob_trainer.recipes.quickstart import OPTIONS, build_rows, rows
+from rljob_trainer.recipes.quickstart import OPTIONS, build_model, build_rows, rows
 from rljob_trainer.recipes.quickstart.demonstrations import (
     ARGUMENT,
     MIX,
@@ -123,3 +123,9 @@ def test_words_and_tool_marks_are_single_tokens_and_marks_survive_decoding() -> 
         assert len(tokenizer.encode(word, add_special_tokens=False).ids) == 1, word
     ids = tokenizer.encode(call_text("bash", "ls") + "<|im_end|>", add_special_tokens=False).ids
     assert tokenizer.decode(ids, skip_special_tokens=True) == call_text("bash", "ls")
+
+
+@pytest.mark.verl
+def test_without_warm_start_steps_the_model_stays_random(tmp_path: Path) -> None:
+    build_model(tmp_path, {**OPTIONS, "warm_start_steps": 0}, lambda _line: None)
+    assert (tmp_path / "model.safetensors").stat().st_mode & 0o044 == 0o044
