@@ -28,7 +28,7 @@ from rljob.errors import (
     RLJobError,
     TaskError,
 )
-from rljob.http_pool import HttpPool, HttpReply
+from rljob.http1 import Answer, HttpClient, HttpError
 from rljob.task_config import ChatReply, Message
 from rljob.trajectory import Chain
 
@@ -57,6 +57,10 @@ RETRY_SECONDS = 10.0
 RETRY_PAUSE_SECONDS = 0.2
 TURN_MARGIN_SECONDS = 30.0
 """What the client gives the gateway past the turn's deadline before it gives up itself."""
+MAX_CHAINS_BYTES = 1 << 30
+"""Largest answer of the control port: a gateway holds no more of all its sessions together."""
+MAX_CHAT_BYTES = 64 << 20
+"""Largest answer of the data port: no larger request is taken there either."""
 
 
 class SessionSampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +102,7 @@ class Session(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What an OpenAI client takes as its base URL: `…/sessions/{id}/v1`."""
     turn_seconds: float = 300.0
     pool: Any = None
-    """Connections to the data port (`HttpPool`), shared by the sessions of one client; never on the wire."""
+    """Connections to the data port (`HttpClient`), shared by the sessions of one client; never on the wire."""
 
 
 class ClosedSession(msgspec.Struct, kw_only=True, frozen=True):
@@ -126,10 +130,12 @@ class GatewayClient:
     ) -> None:
         self.data_url = data_url
         self._clock = clock or SystemClock()
-        self._control = HttpPool(
-            control_url, {"authorization": f"Bearer {token}", "content-type": "application/json"}
+        self._control = HttpClient(
+            control_url,
+            {"authorization": f"Bearer {token}", "content-type": "application/json"},
+            max_body_bytes=MAX_CHAINS_BYTES,
         )
-        self._data = HttpPool(data_url)
+        self._data = HttpClient(data_url, max_body_bytes=MAX_CHAT_BYTES)
 
     async def __aenter__(self) -> GatewayClient:
         return self
@@ -180,7 +186,7 @@ class GatewayClient:
         """Drop a session and what it recorded. A session that the gateway does not know is no error."""
         await self._call("DELETE", f"/sessions/{quote(session_id, safe='')}")
 
-    async def _call(self, method: str, path: str, body: bytes = b"") -> HttpReply:
+    async def _call(self, method: str, path: str, body: bytes = b"") -> Answer:
         reply = await request_with_retry(
             self._control, method, path, body, {}, CONTROL_SECONDS, self._clock
         )
@@ -204,7 +210,9 @@ class SessionChat:
         self._session = session
         self._clock = clock or SystemClock()
         url = urlsplit(session.base_url)
-        self._pool: HttpPool = session.pool or HttpPool(f"{url.scheme}://{url.netloc}")
+        self._pool: HttpClient = session.pool or HttpClient(
+            f"{url.scheme}://{url.netloc}", max_body_bytes=MAX_CHAT_BYTES
+        )
         self._path = f"{url.path}/chat/completions"
         self._headers = {
             "authorization": f"Bearer {session.token}",
@@ -250,7 +258,7 @@ class _Completion(msgspec.Struct):
     choices: list[_Choice]
 
 
-def _chat_reply(reply: HttpReply) -> ChatReply:
+def _chat_reply(reply: Answer) -> ChatReply:
     try:
         choice = msgspec.json.decode(reply.body, type=_Completion).choices[0]
     except (msgspec.MsgspecError, IndexError) as error:
@@ -281,7 +289,7 @@ _ERRORS: dict[str, type[InfraError]] = {
 }
 
 
-def error_of(reply: HttpReply) -> RLJobError:
+def error_of(reply: Answer) -> RLJobError:
     """The error that an answer other than 200 stands for: its class by name, else `TaskError` for a bad request."""
     try:
         body = msgspec.json.decode(reply.body, type=ErrorReply).error
@@ -293,14 +301,14 @@ def error_of(reply: HttpReply) -> RLJobError:
 
 
 async def request_with_retry(
-    pool: HttpPool,
+    pool: HttpClient,
     method: str,
     path: str,
     body: bytes,
     headers: Mapping[str, str],
     timeout_seconds: float,
     clock: Clock,
-) -> HttpReply:
+) -> Answer:
     """Send a request that may be repeated; a gateway that cannot be reached is asked again for `RETRY_SECONDS`.
 
     Raises:
@@ -316,7 +324,7 @@ async def request_with_retry(
             raise GatewayError(
                 f"gateway at {pool.url} did not answer {path} within {timeout_seconds:.0f} s"
             ) from None
-        except OSError as error:
+        except HttpError as error:
             if clock.monotonic() - began >= RETRY_SECONDS:
                 raise GatewayError(
                     f"gateway at {pool.url} is unreachable: {type(error).__name__} {error}".rstrip()

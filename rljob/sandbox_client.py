@@ -31,6 +31,8 @@ GRACE_SECONDS = 15.0
 """What an answer may take beyond the time the command itself was given."""
 CALL_SECONDS = 20.0
 """Deadline of every call that runs no command."""
+IDLE_SECONDS = 20.0
+"""How long an idle connection is trusted; broker and guest close theirs after 60 s."""
 BROKER_WAIT_SECONDS = 10.0
 """How long the broker may hold one claim request while no sandbox is ready."""
 MAX_OUTPUT_BYTES = 4_000_000
@@ -65,8 +67,8 @@ class SandboxClient:
         self, broker_url: str, token: str, job: str = "", *, owner: str = "", boot_id: str = ""
     ) -> None:
         self.url = broker_url
-        self._http = HttpClient(broker_url)
-        self._headers = {"authorization": f"Bearer {token}", "x-rljob-job": job}
+        headers = {"authorization": f"Bearer {token}", "x-rljob-job": job}
+        self._http = HttpClient(broker_url, headers, idle_seconds=IDLE_SECONDS)
         self._owner = {"owner": owner, "boot_id": boot_id} if owner else {}
         self._releasing: set[asyncio.Task[bool]] = set()
 
@@ -180,9 +182,7 @@ class SandboxClient:
         return answer.status in (200, 404)
 
     async def _call(self, method: str, target: str, body: bytes = b"", *, timeout: float) -> Answer:
-        return await self._http.request(
-            method, target, body, headers=self._headers, timeout=timeout
-        )
+        return await self._http.request(method, target, body, timeout_seconds=timeout)
 
     def _why_not(self, answer: Answer) -> tuple[str, float]:
         """Reason and pause of a refusal that time may cure; raises for the others."""
@@ -216,7 +216,7 @@ class ClaimedSandbox:
         self._released = False
         try:
             self.url = claim.url
-            self._http = HttpClient(claim.url)
+            self._http = HttpClient(claim.url, idle_seconds=IDLE_SECONDS)
         except HttpError as error:
             raise SandboxError(str(error)) from None
         self.headers = {
@@ -322,7 +322,7 @@ class ClaimedSandbox:
                 target,
                 body,
                 headers=self.headers,
-                timeout=timeout,
+                timeout_seconds=timeout,
                 max_body_bytes=max_body_bytes,
             )
         except TimeoutError:

@@ -26,6 +26,8 @@ from rljob_sandbox_pool.runtimes.base import RunningSandbox, SandboxSpec
 START_SECONDS = 30.0
 CALL_SECONDS = 10.0
 RESET_SECONDS = 20.0
+MAX_BODY_BYTES = 65_536
+"""Largest answer of a guest to its pool."""
 
 
 class MemberState(enum.Enum):
@@ -62,7 +64,7 @@ class Member:
         self.boot_nonce = ""
         self.running = running
         self._key = spec.key
-        self._http = HttpClient(running.url)
+        self._http = HttpClient(running.url, max_body_bytes=MAX_BODY_BYTES)
 
     @property
     def url(self) -> str:
@@ -108,7 +110,7 @@ class Member:
         )
         try:
             answer = await self._http.request(
-                method, target, body, headers=headers, timeout=timeout, max_body_bytes=65_536
+                method, target, body, headers=headers, timeout_seconds=timeout
             )
         except (HttpError, TimeoutError) as error:
             reason = str(error) or f"no answer within {timeout:g} s"

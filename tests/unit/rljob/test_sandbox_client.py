@@ -9,7 +9,6 @@ import pytest
 
 from rljob import sandbox_client
 from rljob.errors import DeadlineError, SandboxError
-from rljob.http1 import HttpClient, HttpError, HungUpError
 from rljob.sandbox_client import ClaimAnswer, ClaimedSandbox, SandboxClient
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -129,55 +128,6 @@ async def test_silence_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> 
             await box.exec("true", timeout=0.1)
 
 
-async def test_a_byte_now_and_then_does_not_extend_the_deadline() -> None:
-    async def dripping(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n")
-        while not reader.at_eof():
-            writer.write(b"x")
-            await writer.drain()
-            await asyncio.sleep(0.01)
-
-    async with server(dripping) as url:
-        client = HttpClient(url)
-        with pytest.raises(TimeoutError):
-            await client.request("GET", "/", timeout=0.3)
-        await client.aclose()
-
-
-async def test_a_kept_connection_that_broke_is_replaced_once() -> None:
-    async def one_each(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(http(b"ok"))
-        await writer.drain()
-        await reader.readuntil(b"\r\n\r\n")
-
-    async with server(one_each) as url:
-        client = HttpClient(url)
-        assert (await client.request("GET", "/")).body == b"ok"
-        assert (await client.request("GET", "/")).body == b"ok"
-        with pytest.raises(HungUpError):
-            await client.request("POST", "/", repeatable=False)
-        await client.aclose()
-
-
-async def test_nothing_listens_is_told_apart(free_port: Callable[[], int]) -> None:
-    client = HttpClient(f"http://127.0.0.1:{free_port()}")
-    with pytest.raises(HttpError) as refused:
-        await client.request("GET", "/")
-    assert not refused.value.connected
-
-
-@pytest.mark.parametrize("url", ["https://h:1", "ftp://h", "nonsense", "http://"])
-def test_an_address_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(HttpError):
-        HttpClient(url)
-
-
-async def test_a_header_cannot_smuggle_another() -> None:
-    with pytest.raises(HttpError, match="line break"):
-        await HttpClient("http://127.0.0.1:1").request("GET", "/", headers={"a": "b\r\nc: d"})
-
-
 async def test_no_broker_is_a_DeadlineError_that_says_so(free_port: Callable[[], int]) -> None:
     client = SandboxClient(f"http://127.0.0.1:{free_port()}", "t")
     with pytest.raises(DeadlineError, match="cannot connect"):
@@ -222,6 +172,14 @@ async def test_retry_after_is_obeyed_within_bounds() -> None:
         box = await client.acquire("p", timeout=30)
         assert (box.id, refusals) == ("s", [])
         await client.aclose()
+
+
+async def test_a_sandbox_without_an_address_is_a_SandboxError() -> None:
+    client = SandboxClient("http://127.0.0.1:1", "t")
+    for url in ("ftp://h", "nonsense", "http://", "http://h:99999"):
+        with pytest.raises(SandboxError, match="not an http"):
+            ClaimedSandbox(client, ClaimAnswer("claim", "box-1", url, "token", "nonce"))
+    await client.aclose()
 
 
 async def test_a_release_that_nobody_hears_raises_nothing(free_port: Callable[[], int]) -> None:
