@@ -314,7 +314,7 @@ async def request_with_retry(
     Raises:
         GatewayError: it stayed unreachable, or did not answer within `timeout_seconds`.
     """
-    began = clock.monotonic()
+    unreachable_since: float | None = None
     while True:
         try:
             return await pool.request(
@@ -325,7 +325,9 @@ async def request_with_retry(
                 f"gateway at {pool.url} did not answer {path} within {timeout_seconds:.0f} s"
             ) from None
         except HttpError as error:
-            if clock.monotonic() - began >= RETRY_SECONDS:
+            now = clock.monotonic()
+            unreachable_since = now if unreachable_since is None else unreachable_since
+            if now - unreachable_since >= RETRY_SECONDS:
                 raise GatewayError(
                     f"gateway at {pool.url} is unreachable: {type(error).__name__} {error}".rstrip()
                 ) from error
