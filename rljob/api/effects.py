@@ -95,8 +95,10 @@ def _sampling(job: RLJob) -> Iterator[Problem]:
     validation = job.spec.data.validation
     context = job.spec.model.max_context_length
     both: list[tuple[KeyPath, Sampling]] = [(("spec", "rollout", "sampling"), sampling)]
-    if validation and validation.sampling:
-        both.append((("spec", "data", "validation", "sampling"), validation.sampling))
+    if validation and validation.sampling.max_tokens_per_turn:
+        both.append(
+            (("spec", "data", "validation", "sampling"), validation.sampling.over(sampling))
+        )
     for path, item in both:
         if item.max_tokens_per_turn >= context:
             yield Problem(

@@ -52,6 +52,21 @@ class Sampling(ApiModel):
     """Sampled tokens per assistant turn."""
 
 
+class ValidationSampling(ApiModel):
+    """How a validation turn is sampled; a key that is not given is that of training."""
+
+    temperature: float | None = Field(default=None, gt=0, le=5)
+    """Softmax temperature."""
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    """Nucleus mass."""
+    max_tokens_per_turn: int | None = Field(default=None, ge=1, le=1_048_576)
+    """Sampled tokens per assistant turn."""
+
+    def over(self, training: Sampling) -> Sampling:
+        """Sampling with what is not given here taken from training."""
+        return training.model_copy(update=self.model_dump(by_alias=False, exclude_none=True))
+
+
 class TrainData(ApiModel):
     """Rows that are trained on. Immutable."""
 
@@ -74,8 +89,7 @@ class ValidationData(ApiModel):
         default_factory=lambda: [1], max_length=8
     )
     """The k of pass@k; each at most `samplesPerPrompt`."""
-    sampling: Sampling | None = None
-    """Sampling of validation episodes; without it, that of training."""
+    sampling: ValidationSampling = ValidationSampling()
     max_rows: int | None = Field(default=None, ge=1, le=1_000_000)
     """Score only the first so many rows."""
 

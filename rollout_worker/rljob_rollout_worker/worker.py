@@ -136,7 +136,7 @@ class Worker:
         bench = bench_of(self._benches, row)
         sampling = spec.rollout.sampling
         if lease.validation and spec.data.validation is not None:
-            sampling = spec.data.validation.sampling or sampling
+            sampling = spec.data.validation.sampling.over(sampling)
         return Ticket(
             episode=lease.episode,
             attempt=lease.attempt,

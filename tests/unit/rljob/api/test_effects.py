@@ -79,7 +79,7 @@ ALLOWED = [
     [
         "data.validation.samplesPerPrompt=4",
         "data.validation.passAt=[1, 4]",
-        "data.validation.sampling={topP: 0.9, maxTokensPerTurn: 56}",
+        "data.validation.sampling={topP: 0.9}",
     ],
     ["rollout.engine.args=[--tensor-parallel-size=4]"],
     ["store.redis.url=redis://h/0"],
