@@ -10,6 +10,8 @@ from rljob.api.rljob_types import RLJob
 from rljob.errors import MachineError, UserError
 from rljob_operator.drivers.folder import RunFolder
 
+_MOST_NAMES = 8
+
 
 def all_runs(runs_dir: Path) -> list[RunFolder]:
     """Every run in the folder, the newest last."""
@@ -41,8 +43,15 @@ def find(name: str | None, runs_dir: Path) -> RunFolder:
 def unknown(what: str, name: str, known: Sequence[str]) -> UserError:
     """The error for a name that nothing has."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    fix = f"did you mean {close[0]}?" if close else f"there are {', '.join(known) or 'none'}"
+    fix = f"did you mean {close[0]}?" if close else f"there are {_listed(known)}"
     return MachineError(name, f"there is no such {what}", fix)
+
+
+def _listed(known: Sequence[str]) -> str:
+    """Names for one line; of many the first and the last."""
+    if len(known) <= _MOST_NAMES:
+        return ", ".join(known) or "none"
+    return f"{', '.join(known[: _MOST_NAMES - 1])} … {known[-1]} ({len(known)} in all)"
 
 
 def job_of(folder: RunFolder) -> RLJob:

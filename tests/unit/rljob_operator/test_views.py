@@ -237,3 +237,11 @@ def test_a_trajectory_without_a_tokenizer_is_shown_as_ids(tmp_path: Path) -> Non
         "n = 4 to 5",
     ):
         assert part in text, part
+
+
+def test_a_wrong_name_among_thousands_is_told_in_one_short_line() -> None:
+    from rljob_operator.show.runs import unknown
+
+    error = str(unknown("trajectory", "?", [f"t{index}-0.0" for index in range(5000)]))
+    assert error.endswith("t6-0.0 … t4999-0.0 (5000 in all)")
+    assert len(error) < 200
