@@ -18,6 +18,7 @@ import structlog
 from rljob import telemetry
 from rljob.clock import Clock
 from rljob_trainer.batch import Group, decode, write_archive
+from rljob_trainer.drought import Drought
 from rljob_trainer.progress import Progress
 
 if TYPE_CHECKING:
@@ -54,11 +55,13 @@ class Intake:
         return groups
 
     async def _take(self, step: int) -> list[Group]:
+        drought = Drought(self._ledger, self._groups_per_step, self._clock)
         while True:
             began = self._clock.monotonic()
             reply = await self._ledger.take(self._incarnation, step, self._groups_per_step)
             if reply.groups is None:
-                self._progress.waiting_for = waiting_for(reply, self._groups_per_step)
+                why = waiting_for(reply, self._groups_per_step)
+                self._progress.waiting_for = why + await drought.look()
                 await self._clock.sleep(
                     min(_LONGEST_PAUSE_SECONDS, max(0.01, reply.retry_after_seconds))
                 )
