@@ -56,8 +56,7 @@ class Drought:
             self._before = seen
         dead, dropped, completed = (seen[name] - self._before[name] for name in _WATCHED)
         if dead > self._num_dead and (letters := await self._ledger.dead_letters()):
-            last = letters[-1]
-            self._last_reason = " ".join(f"{last.reason} {last.evidence}".split())[:300]
+            self._last_reason = " ".join(letters[-1].reason.split())[:300]
         self._num_dead = dead
         if dead >= self._limit and not completed:
             raise UserError(

@@ -32,7 +32,7 @@ class Counts:
                 id="1-0",
                 group="t7-0",
                 episode="t7-0.1",
-                reason="setup",
+                reason="setup: boom",
                 evidence="boom\nat x",
                 time=0,
             )
@@ -69,7 +69,7 @@ async def test_groups_given_up_are_told_with_the_last_reason(
 ) -> None:
     await drought.look()
     ledger.kill(3)
-    assert await drought.look() == "; 3 groups given up, the last: setup boom at x"
+    assert await drought.look() == "; 3 groups given up, the last: setup: boom"
 
 
 async def test_when_every_group_fails_the_job_ends_with_one_line(
@@ -77,9 +77,7 @@ async def test_when_every_group_fails_the_job_ends_with_one_line(
 ) -> None:
     await drought.look()
     ledger.kill(4)
-    with pytest.raises(
-        UserError, match=r"4 groups in a row failed .* setup boom at x; see"
-    ) as caught:
+    with pytest.raises(UserError, match=r"4 groups in a row failed .* setup: boom; see") as caught:
         await drought.look()
     assert "\n" not in str(caught.value)
 
