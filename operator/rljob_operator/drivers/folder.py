@@ -112,6 +112,8 @@ class RunFolder:
         """The driver's pid while it lives."""
         run = self.read("run.json")
         pid = run.get("pid")
+        if run.get("name", self.name) != self.name:
+            return None  # a copy of a run; the driver is the original's
         # the start time tells our driver from a stranger that got its pid later
         return pid if pid and pid_start_time(pid) == run.get("pid_start_time") else None
 

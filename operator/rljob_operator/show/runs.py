@@ -69,5 +69,8 @@ def job_of(folder: RunFolder) -> RLJob:
 
 
 def artifacts_of(folder: RunFolder) -> Path:
-    """Where the artifacts of a run lie."""
-    return Path(folder.read("run.json").get("artifacts") or folder.root / "artifacts")
+    """Where the artifacts of a run lie: in its folder, wherever that is now, or where the manifest says."""
+    own = folder.root / "artifacts"
+    store = folder.read("job.json").get("spec", {}).get("store") or {}
+    recorded = folder.read("run.json").get("artifacts")
+    return Path(recorded) if store.get("artifacts") and recorded else own
