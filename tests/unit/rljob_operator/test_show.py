@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import pytest
+
+from rljob.errors import MachineError
 from rljob_operator.drivers.folder import RunFolder
+from rljob_operator.show import audit
 from rljob_operator.show.runs import artifacts_of
 
 
@@ -35,3 +40,40 @@ def test_a_copy_of_a_living_run_is_not_alive(tmp_path: Path) -> None:
     assert folder.alive
     folder.root.rename(tmp_path / "copy")
     assert RunFolder(tmp_path / "copy").alive is None
+
+
+def dead_run(root: Path, phase: str, lost: int | None) -> None:
+    """A run whose driver is gone and that completed one episode, which no batch holds."""
+    folder = laid(root)
+    folder.write("run.json", {**folder.read("run.json"), "pid_start_time": 0})
+    folder.write("status.json", {"phase": phase})
+    folder.write("summary.json", {"lost": lost})
+    log = root / "artifacts" / "completions" / "worker-0.jsonl"
+    log.parent.mkdir()
+    log.write_text(json.dumps({"episode": "t1-0.0", "answer": "accepted", "sha256": "00"}) + "\n")
+
+
+def test_there_is_nothing_to_audit_without_any_record(tmp_path: Path) -> None:
+    folder = laid(tmp_path / "run")
+    folder.write("run.json", {**folder.read("run.json"), "pid_start_time": 0})
+    with pytest.raises(MachineError, match="nothing to audit"):
+        audit.main("run", tmp_path)
+
+
+@pytest.mark.parametrize(("phase", "lost"), [("Running", 0), ("Stopped", None)])
+def test_what_waits_in_a_store_that_is_down_is_not_called_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], phase: str, lost: int | None
+) -> None:
+    dead_run(tmp_path / "run", phase, lost)
+    assert audit.main("run", tmp_path) == 1
+    shown = capsys.readouterr().out
+    assert "the store is down: completions that wait in it cannot be seen" in shown
+    assert "lost" not in shown
+
+
+def test_after_a_run_that_ended_well_a_missing_episode_is_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dead_run(tmp_path / "run", "Succeeded", 0)
+    assert audit.main("run", tmp_path) == 1
+    assert "lost: t1-0.0" in capsys.readouterr().out
