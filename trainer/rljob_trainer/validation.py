@@ -2,6 +2,8 @@
 
     open ─► the ledger leases its episodes to engines ─► drain (2/s) ─► done, dead or stalled ─► files ─► score ─► close
 
+A row out of attempts counts 0; a row that a stalled run never heard of does not count. A stalled run in which nothing
+ended leaves no score at all.
 Produces validation/step-N.bin (records as in groups.bin of a batch), validation/step-N.jsonl and a line of
 metrics/validation.jsonl. Drained episodes stay in the ledger until `close`, so a crash before it loses none.
 The first and the last run on a *settled* version: engines must stay on it, so `settled` holds back the next publication
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from rljob.ledger import Ledger
 
 _POLL_SECONDS = 0.5
+_FIRST_SECONDS = 120.0
+"""What the first episode may take at least: engines start, sandboxes fill, the whole episode runs."""
 _PASS_REWARD = 1.0 - 1e-9
 log = structlog.get_logger()
 
@@ -78,8 +82,7 @@ class Validator:
     ) -> None:
         self._spec = job.spec.data.validation
         self._steps = job.spec.trainer.steps
-        # Half of what makes the whole job count as stuck, so that a stalled validation is given up before the job is.
-        self._stall_seconds = job.spec.lifecycle.progress_deadline_seconds / 2
+        self._deadline_seconds = job.spec.lifecycle.progress_deadline_seconds
         self._artifacts, self._ledger, self._incarnation = artifacts, ledger, incarnation
         self._num_rows, self._spawn, self._progress, self._clock = num_rows, spawn, progress, clock
         self._run: _Run | None = None
@@ -145,13 +148,14 @@ class Validator:
 
     async def _follow(self, run: _Run) -> None:
         records, after = _Records(), ""
-        ended, seen, since = 0, -1, self._clock.monotonic()
-        while self._clock.monotonic() - since <= self._stall_seconds:
+        ended, counted, seen, since = 0, 0, -1, self._clock.monotonic()
+        while self._clock.monotonic() - since <= self._stall_seconds(ended):
             status = await self._ledger.validation(run.step)
             drained = await self._ledger.drain_validation(self._incarnation, run.step, after=after)
             after = drained[-1][0] if drained else after
             records.add([payload for _, payload in drained])
             ended = status.done + status.dead
+            counted = max(ended, records.num + status.dead)  # some may have ended since `status`
             self._tell(ended, status.total)
             if ended >= status.total:
                 break
@@ -160,14 +164,34 @@ class Validator:
             await self._clock.sleep(_POLL_SECONDS)
         else:
             log.warning("validation stalled", step=run.step, done=ended, rows=self._num_rows)
-        await self._close(run, records)
+        await self._close(run, records, counted)
+
+    def _stall_seconds(self, ended: int) -> float:
+        """How long nothing may end: half of what makes the whole job count as stuck, to give up before the job is.
+
+        Before the first end it is no less than that, nor than what a cold start takes.
+        """
+        deadline = self._deadline_seconds
+        return deadline / 2 if ended else max(deadline, _FIRST_SECONDS)
 
     def _tell(self, ended: int, total: int) -> None:
         self._progress.facts.update(validation_done=float(ended), validation_total=float(total))
         if self._waited_for:
             self._progress.waiting_for = f"validation: {ended} of {total}"
 
-    async def _close(self, run: _Run, records: _Records) -> None:
+    async def _close(self, run: _Run, records: _Records, counted: int) -> None:
+        records.write(self._artifacts / "validation", run.step)
+        if counted:
+            self._record(run, records.trajectories, counted)
+        else:
+            log.warning("validation without a score: no episode came back", step=run.step)
+        await self._ledger.close_validation(self._incarnation, run.step)
+        self._progress.facts.update(validation_total=0.0)
+        self._run = None
+        run.done.set()
+
+    def _record(self, run: _Run, trajectories: Sequence[Trajectory], counted: int) -> None:
+        """Write and tell the score of the `counted` episodes that came to an end."""
         assert self._spec is not None
         samples = self._spec.samples_per_prompt
         record: dict[str, Any] = {
@@ -175,17 +199,14 @@ class Validator:
             "version": str(run.version),
             "settled": run.settled,
             "time": self._clock.now(),
-            **score(records.trajectories, self._num_rows * samples, samples, self._spec.pass_at),
+            **score(trajectories, counted, samples, self._spec.pass_at),
+            "asked": self._num_rows * samples,
         }
-        records.write(self._artifacts / "validation", run.step)
         append_line(self._metrics_path, record)
-        await self._ledger.close_validation(self._incarnation, run.step)
         log.info("validated", **record)
         telemetry.VALIDATION_SCORE.set(float(record["score"]))
         telemetry.VALIDATION_STEP.set(run.step)
-        self._progress.facts.update(validation_score=record["score"], validation_total=0.0)
-        self._run = None
-        run.done.set()
+        self._progress.facts.update(validation_score=record["score"])
 
 
 class _Records:
@@ -193,6 +214,11 @@ class _Records:
 
     def __init__(self) -> None:
         self._by_episode: dict[str, tuple[bytes, Trajectory]] = {}
+
+    @property
+    def num(self) -> int:
+        """How many."""
+        return len(self._by_episode)
 
     @property
     def trajectories(self) -> list[Trajectory]:
@@ -229,7 +255,7 @@ def score(
 
     Args:
         trajectories: Those that came back.
-        total: Episodes asked for; what did not come back counts as reward 0.
+        total: Episodes that came to an end; one that did not come back, out of attempts, counts as reward 0.
         samples: Episodes per row.
         ks: The k of pass@k, each at most `samples`.
     """
@@ -238,7 +264,7 @@ def score(
     passed: dict[int, int] = defaultdict(int)
     for trajectory in trajectories:
         passed[trajectory.row_index] += trajectory.reward >= _PASS_REWARD
-    rows = max(1, total // samples)
+    rows = max(1, len(passed), -(-total // samples))
     pass_at_k = {
         str(k): sum(pass_at(k, samples, count) for count in passed.values()) / rows for k in ks
     }

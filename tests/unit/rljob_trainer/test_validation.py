@@ -29,9 +29,18 @@ class QuickClock(SystemClock):
 
 
 async def make(
-    artifacts: Path, ledger: FakeLedger, tasks: asyncio.TaskGroup, rows: int = 4, **validation: Any
+    artifacts: Path,
+    ledger: FakeLedger,
+    tasks: asyncio.TaskGroup,
+    rows: int = 4,
+    deadline: int = 900,
+    **validation: Any,
 ) -> Validator:
-    manifest = job(steps=8, validation={"everySteps": 2, **validation})
+    made = job(steps=8, validation={"everySteps": 2, **validation})
+    lifecycle = made.spec.lifecycle.model_copy(update={"progress_deadline_seconds": deadline})
+    manifest = made.model_copy(
+        update={"spec": made.spec.model_copy(update={"lifecycle": lifecycle})}
+    )
     incarnation = await ledger.open_trainer("boot")
     return Validator(
         manifest, artifacts, ledger, incarnation, rows, tasks.create_task, Progress(), QuickClock()
@@ -89,7 +98,39 @@ async def test_a_run_that_stalls_is_closed_with_what_it_has(tmp_path: Path) -> N
         await validator.open_if_due(0, PolicyVersion(1, 0))
         ledger.finish_validation(0, 3)
     (line,) = records(tmp_path)
-    assert (line["score"], line["n"], line["returned"]) == (0.75, 4, 3)
+    assert (line["score"], line["n"], line["returned"], line["asked"]) == (1.0, 3, 3, 4)
+
+
+async def test_a_row_out_of_attempts_counts_as_nothing_where_the_run_stalls(tmp_path: Path) -> None:
+    ledger = FakeLedger()
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        validator = await make(tmp_path, ledger, tasks, deadline=60)
+        await validator.open_if_due(0, PolicyVersion(1, 0))
+        ledger.finish_validation(0, 1, dead=1)
+    (line,) = records(tmp_path)
+    assert (line["score"], line["n"], line["returned"]) == (0.5, 2, 1)
+
+
+async def test_a_run_of_which_nothing_came_back_leaves_no_score(tmp_path: Path) -> None:
+    ledger = FakeLedger()
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        validator = await make(tmp_path, ledger, tasks, deadline=5)
+        await validator.open_if_due(0, PolicyVersion(1, 0))
+        await validator.finished()
+    assert records(tmp_path) == []
+    assert not ledger.validations[0]["open"]
+
+
+async def test_the_first_episode_may_take_longer_than_a_short_progress_deadline(
+    tmp_path: Path,
+) -> None:
+    ledger = FakeLedger()
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        validator = await make(tmp_path, ledger, tasks, deadline=5)
+        await validator.open_if_due(0, PolicyVersion(1, 0))
+        await QuickClock().sleep(40)
+        ledger.finish_validation(0, 4)
+    assert [line["returned"] for line in records(tmp_path)] == [4]
 
 
 async def test_a_run_on_record_is_not_run_again(tmp_path: Path) -> None:
