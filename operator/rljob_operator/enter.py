@@ -8,7 +8,7 @@ from rljob.api import conditions
 from rljob.api.rljob_types import RLJob
 from rljob.errors import MachineError, StoreError
 from rljob.ledger import Ledger
-from rljob_operator.drivers.folder import RunFolder
+from rljob_operator.drivers.folder import RunFolder, writable
 from rljob_operator.policies.resume import changed_keys
 
 _REDIS_SECONDS = 5.0
@@ -24,6 +24,8 @@ def check(folder: RunFolder, job: RLJob, artifacts: Path, *, resume: bool) -> No
     Raises:
         UserError: what is wrong.
     """
+    if job.spec.store.artifacts:
+        writable(artifacts, "spec.store.artifacts")
     if resume:
         _check_resume(folder, job)
     elif job.spec.store.artifacts and any((artifacts / name).exists() for name in _OF_A_RUN):

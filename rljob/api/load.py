@@ -52,8 +52,8 @@ def load(file: Path, assignments: Sequence[str] = (), *, plugins: bool = True) -
 def check(source: Source, plugin_dir: Path | None = None) -> RLJob:
     """Validate parsed values; with `plugin_dir` also that plugins resolve (import paths are looked up there first)."""
     _check_kind(source)
+    text = _as_json(source)
     try:
-        text = json.dumps(source.data, allow_nan=True)
         job = RLJob.model_validate_json(text, strict=True, by_alias=True, by_name=False)
     except ValidationError as error:
         raise ManifestFaultsError(
@@ -62,6 +62,14 @@ def check(source: Source, plugin_dir: Path | None = None) -> RLJob:
     if problems := find_problems(job, plugin_dir):
         raise ManifestFaultsError([_line(source, problem) for problem in problems])
     return job
+
+
+def _as_json(source: Source) -> str:
+    try:
+        return json.dumps(source.data, allow_nan=True)
+    except (TypeError, ValueError, RecursionError):  # what only --set lets in: sets, bytes, cycles
+        fault = "a value that a manifest cannot hold"
+        raise ManifestError("--set", fault, "use text, numbers, lists and mappings") from None
 
 
 def _read(file: Path) -> str:

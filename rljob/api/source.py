@@ -18,6 +18,8 @@ KeyPath = tuple[str | int, ...]
 MAX_DEPTH = 48
 MAX_NODES = 200_000
 """Past these a file holds an anchor that contains itself, or one that multiplies: no manifest is that large."""
+_MAX_BITS = 64
+"""Of a whole number."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -74,6 +76,8 @@ def parse(text: str, name: str) -> Source:
         data = _construct(node, (), lines, name)
     except yaml.YAMLError as error:
         raise _syntax_error(error, name) from None
+    except RecursionError:
+        raise ManifestError(name, "nested too deeply", "a manifest needs few levels") from None
     if not isinstance(data, dict):
         raise ManifestError(
             f"{name}:1",
@@ -125,11 +129,24 @@ def _construct(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], name: 
         return [
             _construct(item, (*path, index), lines, name) for index, item in enumerate(node.value)
         ]
-    return _scalar(node)
+    return _scalar(node, name)
 
 
-def _scalar(node: yaml.Node) -> Any:
-    return _Loader("").construct_object(node, deep=True)
+def _scalar(node: yaml.Node, name: str) -> Any:
+    try:
+        value = _Loader("").construct_object(node, deep=True)
+    except ValueError:  # more digits than Python reads, or 0x without any
+        value = None
+    if (value is None and node.tag == _TAG + "int") or _too_long(value):
+        where = f"{name}:{node.start_mark.line + 1}"
+        raise ManifestError(
+            where, "a whole number that cannot be read", "put it in quotes, or give fewer digits"
+        )
+    return value
+
+
+def _too_long(value: Any) -> bool:
+    return isinstance(value, int) and value.bit_length() > _MAX_BITS
 
 
 def _mapping(
@@ -141,10 +158,13 @@ def _mapping(
         line = key_node.start_mark.line + 1
         if key_node.tag == _TAG + "merge":
             value = _construct(value_node, path, lines, name)
-            for part in value if isinstance(value, list) else [value]:
+            for part in cast("list[Any]", value) if isinstance(value, list) else [value]:
+                if not isinstance(part, dict):
+                    fault = f"<< merges a mapping, not {part!r:.40}"
+                    raise ManifestError(f"{name}:{line}", fault, "name an anchor of a mapping")
                 merged = {**part, **merged}
             continue
-        key = _scalar(key_node) if isinstance(key_node, yaml.ScalarNode) else None
+        key = _scalar(key_node, name) if isinstance(key_node, yaml.ScalarNode) else None
         if not isinstance(key, str):
             raise ManifestError(
                 f"{name}:{line}", f"the key {key!r} is not a string", "put it in quotes"
@@ -183,9 +203,9 @@ def set_value(source: Source, assignment: str) -> None:
         )
     try:
         value = yaml.load(raw, Loader=_Loader) if raw.strip() else ""
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         raise ManifestError(
-            f"--set {assignment}", "the value is not YAML", "put it in quotes"
+            f"--set {assignment:.80}", "the value is not YAML", "put it in quotes"
         ) from None
     if path[0] not in {"spec", "metadata", "apiVersion", "kind"}:
         path = ("spec", *path)

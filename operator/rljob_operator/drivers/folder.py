@@ -71,9 +71,9 @@ class RunFolder:
         """Become the one driver of this run.
 
         Raises:
-            MachineError: another driver has it.
+            MachineError: another driver has it, or runs cannot be kept there.
         """
-        self.root.parent.mkdir(parents=True, exist_ok=True)
+        writable(self.root.parent, "--runs-dir")
         # the lock stands beside the folder, since the folder itself may be moved aside
         self._lock = os.open(self.root.parent / f".{self.name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -126,6 +126,21 @@ class RunFolder:
             number += 1
         self.root.rename(target)
         return target
+
+
+def writable(folder: Path, where: str) -> None:
+    """Make a folder.
+
+    Raises:
+        MachineError: it cannot be made or written; `where` is what to call it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"{folder} cannot be made ({error.strerror})"
+        raise MachineError(where, problem, "name another folder") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise MachineError(where, f"{folder} cannot be written", "name another folder")
 
 
 def pid_start_time(pid: int) -> int | None:

@@ -23,6 +23,15 @@ def main(to: Path, *, version: str | None, name: str | None, runs_dir: Path) -> 
             folder.name, "has published no weights yet", "wait for the trainer's first step"
         )
     chosen = published[-1] if version is None else _parse(version, published)
+    try:
+        _copy(store, chosen, to)
+    except OSError as error:
+        problem = f"cannot be written ({error.strerror or error})"
+        raise MachineError(str(to), problem, "name another folder") from None
+    sys.stdout.write(f"{folder.name} {chosen} is in {to}: vllm serve {to}\n")
+
+
+def _copy(store: WeightStore, chosen: PolicyVersion, to: Path) -> None:
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise MachineError(str(to), "exists and is not an empty folder", "name another one")
     to.mkdir(parents=True, exist_ok=True)
@@ -35,7 +44,6 @@ def main(to: Path, *, version: str | None, name: str | None, runs_dir: Path) -> 
                 str(store.path(chosen)), str(error), "export another --version"
             ) from None
         shutil.copytree(fetched, to, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
-    sys.stdout.write(f"{folder.name} {chosen} is in {to}: vllm serve {to}\n")
 
 
 def _parse(text: str, published: list[PolicyVersion]) -> PolicyVersion:

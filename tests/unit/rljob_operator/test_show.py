@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from rljob.errors import MachineError
+from rljob.ids import PolicyVersion
+from rljob_operator import enter
 from rljob_operator.drivers.folder import RunFolder
-from rljob_operator.show import audit
+from rljob_operator.show import audit, export
 from rljob_operator.show.runs import artifacts_of
+from tests.unit.rljob_operator.conftest import make_job
 
 
 def laid(root: Path, artifacts: str | None = None) -> RunFolder:
@@ -77,3 +80,24 @@ def test_after_a_run_that_ended_well_a_missing_episode_is_lost(
     dead_run(tmp_path / "run", "Succeeded", 0)
     assert audit.main("run", tmp_path) == 1
     assert "lost: t1-0.0" in capsys.readouterr().out
+
+
+def test_runs_cannot_be_kept_in_a_file() -> None:
+    with pytest.raises(MachineError, match=r"--runs-dir: /etc/passwd cannot be made"):
+        RunFolder(Path("/etc/passwd/run")).claim()
+
+
+@pytest.mark.parametrize("place", ["/proc/foo", "/etc/passwd"])
+def test_artifacts_cannot_be_kept_where_no_folder_can_be(tmp_path: Path, place: str) -> None:
+    job = make_job(store={"artifacts": f"file://{place}"})
+    with pytest.raises(MachineError, match=r"spec\.store\.artifacts: .* cannot be made"):
+        enter.check(RunFolder(tmp_path / "run"), job, Path(place), resume=False)
+
+
+def test_an_export_to_where_nothing_can_be_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    laid(tmp_path / "run")
+    monkeypatch.setattr(export.WeightStore, "list", lambda _: [PolicyVersion(1, 1)])
+    with pytest.raises(MachineError, match=r"/proc/x: cannot be written"):
+        export.main(Path("/proc/x"), version=None, name="run", runs_dir=tmp_path)

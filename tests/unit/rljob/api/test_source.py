@@ -100,3 +100,27 @@ def test_a_malformed_set_is_one_line(assignment: str) -> None:
 
 def test_paths_are_written_as_people_write_them() -> None:
     assert dotted(("spec", "tasks", 0, "agent")) == "spec.tasks[0].agent"
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("a: " + "[" * 5000, "m.yaml: nested too deeply"),
+        ("a: 1\nb: " + "9" * 6000, "m.yaml:2: a whole number that cannot be read"),
+        ("a: 0x" + "f" * 6000, "m.yaml:1: a whole number that cannot be read"),
+        ("a: 0x_", "m.yaml:1: a whole number that cannot be read"),
+        ("a:\n  <<: 3\n", "m.yaml:2: << merges a mapping, not 3"),
+        ("a:\n  <<: [1]\n", "m.yaml:2: << merges a mapping, not 1"),
+    ],
+)
+def test_what_breaks_a_yaml_reader_is_one_line(text: str, fault: str) -> None:
+    with pytest.raises(ManifestError) as caught:
+        parse(text, "m.yaml")
+    assert str(caught.value).startswith(fault)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["[" * 5000, "9" * 6000, "0x_"])
+def test_a_set_value_that_breaks_a_yaml_reader_is_one_line(value: str) -> None:
+    with pytest.raises(ManifestError, match="not YAML"):
+        set_value(parse("spec: {}\n", "m.yaml"), f"a={value}")
