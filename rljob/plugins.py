@@ -40,12 +40,17 @@ def resolve(group: Group, name: str, search_path: str = "", *, where: str = "") 
         where: Path in the manifest, for the message.
 
     Raises:
-        ManifestError: unknown name (close matches are suggested), or a module that does not import.
+        ManifestError: unknown name (close matches are suggested), a module that does not import, or a name of
+            something that cannot be called.
     """
     where = where or KINDS[group]
-    return (
+    found = (
         _import(group, name, search_path, where) if ":" in name else _installed(group, name, where)
     )
+    if not callable(found):
+        problem = f"{KINDS[group]} {name!r} is a {type(found).__name__}, not a class or function"
+        raise ManifestError(where, problem, "name what can be called")
+    return found
 
 
 def construct(factory: Any, name: str, options: dict[str, Any], *, where: str) -> Any:

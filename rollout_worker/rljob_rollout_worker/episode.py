@@ -21,7 +21,6 @@ what:
 
 from __future__ import annotations
 
-import math
 import secrets
 import traceback
 from collections.abc import Callable
@@ -84,6 +83,8 @@ class World(msgspec.Struct, kw_only=True):
     """The model behind a session."""
     deaths: dict[str, int] = {}
     """Sandboxes that died under an episode's own commands, while the episode is unfinished."""
+    reward_errors: int = 0
+    """Episodes that got reward 0 since their verifier broke or gave no finite number."""
 
 
 class Ticket(msgspec.Struct, kw_only=True):
@@ -206,10 +207,7 @@ class Episode:
             if bench.exporting is not None and self._exported is not None:
                 await bench.task.setup(self._held(), row)
                 await bench.exporting.load(self._held(), row, self._exported)
-            reward = await bench.score(self._held(), row, result)
-            if not math.isfinite(reward.value):
-                raise TaskError(f"reward is {reward.value}")
-            self._reward = reward
+            self._reward = await bench.score(self._held(), row, result)
         except InfraError:
             raise
         except Exception as error:  # boundary: the task's own code  # noqa: BLE001
@@ -296,11 +294,13 @@ class Episode:
             # the verifier may have stumbled over what the model left behind, so it costs the episode its reward; a bug
             # shows as many of these with the same error
             result.outcome = "agent_error"
+            self._world.reward_errors += 1
             _log.error(
                 "reward_error",
                 episode=str(self._ticket.episode),
                 task=self._ticket.bench.name,
                 error=_one_line(error),
+                so_far=self._world.reward_errors,
             )
 
     def _session_spec(self) -> SessionSpec:

@@ -7,8 +7,9 @@ episodes; agents and tools are made anew for each.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, SupportsFloat, cast, runtime_checkable
 
 import msgspec
 
@@ -69,6 +70,10 @@ class CheckingTask(Protocol):
     def check(self, row: Row) -> None:
         """Raises DataError."""
         ...
+
+
+class RewardError(ValueError):
+    """A reward that nothing can be trained on."""
 
 
 class Plugin:
@@ -176,9 +181,14 @@ class Bench:
         ]
 
     async def score(self, box: Sandbox, row: Row, result: AgentResult) -> Reward:
-        """The reward of a finished episode, as a `Reward`."""
-        value = await self._reward(box, row, result)
-        return value if isinstance(value, Reward) else Reward(value=float(value))
+        """The reward of a finished episode, as a `Reward`. Raises RewardError for what is no finite number."""
+        given = await self._reward(box, row, result)
+        reward = given if isinstance(given, Reward) else Reward(value=given)
+        for name, value in {"the reward": reward.value, **reward.parts}.items():
+            if not _is_finite(value):
+                raise RewardError(f"{name} is {value!r:.100}, not a finite number")
+        parts = {name: float(value) for name, value in reward.parts.items()}
+        return Reward(value=float(reward.value), parts=parts)
 
     def _find_reward(self) -> RewardFunction:
         ref, where = self._config.reward, f"{self._where}.reward"
@@ -188,7 +198,11 @@ class Bench:
         plugin = Plugin("rljob.rewards", named, self._path, where)
         # a class is constructed with the options; a plain async function takes none
         if isinstance(plugin.found, type):
-            return plugin.make()
+            made = plugin.make()
+            if not callable(made):
+                problem = f"{ref.name} makes a {type(made).__name__}, which cannot be called"
+                raise ManifestError(f"{where}.name", problem, "give the class async __call__()")
+            return cast("RewardFunction", made)
         if ref.options:
             problem = f"{ref.name} is a function"
             raise ManifestError(f"{where}.options", problem, "only a class takes options")
@@ -201,3 +215,11 @@ def benches(job: RLJob, search_path: str) -> Mapping[str, Bench]:
         task.name: Bench(task, search_path, f"spec.tasks[{i}]")
         for i, task in enumerate(job.spec.tasks)
     }
+
+
+def _is_finite(value: object) -> bool:
+    """Whether a reward, as user code gave it, is a number to train on (numpy's and bools count)."""
+    try:
+        return isinstance(value, SupportsFloat) and math.isfinite(value)
+    except (TypeError, ValueError, OverflowError):  # an array, an int beyond any float
+        return False

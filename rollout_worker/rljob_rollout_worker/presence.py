@@ -59,6 +59,7 @@ class Presence:
         clock: Time.
         outage_seconds: How long the store may be away.
         engine_problem: What stands between the engine and a version.
+        reward_errors: How many episodes had a broken reward.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Presence:
         clock: Clock,
         outage_seconds: float,
         engine_problem: Callable[[], str],
+        reward_errors: Callable[[], int] = lambda: 0,
     ) -> None:
         self._pipeline, self._ledger, self._identity, self._clock = (
             pipeline,
@@ -77,7 +79,7 @@ class Presence:
             clock,
         )
         self._outage_seconds, self._engine_problem = outage_seconds, engine_problem
-        self.rate = TokenRate(clock)
+        self._reward_errors, self.rate = reward_errors, TokenRate(clock)
 
     async def heartbeat_loop(self) -> None:
         """Keep the leases alive. Never ends by itself. Raises StoreError, FencedError."""
@@ -125,6 +127,8 @@ class Presence:
         facts: dict[str, float | str] = {"running": running, **stages}
         facts["tokens_per_second"] = round(self.rate.per_second(), 1)
         facts |= {"completed": self._pipeline.completed, "failed": self._pipeline.failed}
+        if errors := self._reward_errors():
+            facts["reward_errors"] = errors
         return Report(waiting_for=self._waiting_for(running, stages), facts=facts)
 
     def _waiting_for(self, running: int, stages: dict[str, int]) -> str:

@@ -115,6 +115,7 @@ class Worker:
             clock,
             parts.outage_seconds,
             lambda: parts.engine.problem,
+            lambda: self._world.reward_errors,
         )
         self.pipeline.on_tokens = self.presence.rate.add
         if not job.spec.rollout.updates_in_flight:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rljob.errors import ManifestError
-from rljob.plugins import construct, names, resolve
+from rljob.plugins import Group, construct, names, resolve
 
 
 @pytest.fixture
@@ -56,3 +56,12 @@ def test_a_wrong_name_is_told_what_would_be_right(folder: str, name: str, messag
 def test_options_that_a_constructor_refuses_are_the_manifests_fault() -> None:
     with pytest.raises(ManifestError, match=r"spec\.x\.options: dict refuses its options"):
         construct(dict.fromkeys, "dict", {"a": 1}, where="spec.x.options")
+
+
+@pytest.mark.parametrize("group", ["rljob.rewards", "rljob.tasks", "rljob.agents", "rljob.tools"])
+def test_what_cannot_be_called_is_no_plugin(group: Group) -> None:
+    with pytest.raises(ManifestError) as caught:
+        resolve(group, "math:pi", where="spec.tasks[0].reward.name")
+    line = str(caught.value)
+    assert line.startswith("spec.tasks[0].reward.name: ")
+    assert "'math:pi' is a float, not a class or function" in line

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from rljob.codec import unpack
 from rljob.errors import (
@@ -19,9 +20,11 @@ from rljob.errors import (
     StoreError,
 )
 from rljob.ids import EpisodeId
+from rljob.task_config import Reward
 from rljob.testing.chat import FakeGateway, call
 from rljob.testing.ledger import FakeLedger
 from rljob.testing.sandbox import FakeBroker
+from rljob_rollout_worker.tasks.shell_files import ShellFiles
 
 Make = Callable[..., Any]
 
@@ -117,6 +120,34 @@ async def test_a_reward_that_loses_its_sandbox_is_retried(house: Make) -> None:
     await home.run()
     assert [reason.split(":")[0] for _, _, reason in home.ledger.failures] == ["reward"]
     assert the_record(home).attempt == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (float("nan"), "the reward is nan, not a finite number"),
+        (Reward(value=float("inf")), "the reward is inf, not a finite number"),
+        (Reward(value=1.0, parts={"style": float("nan")}), "style is nan, not a finite number"),
+        (None, "the reward is None, not a finite number"),
+        ("0.5", "the reward is '0.5', not a finite number"),
+    ],
+)
+async def test_a_reward_that_is_no_finite_number_is_a_reward_error(
+    house: Make, monkeypatch: pytest.MonkeyPatch, given: Any, said: str
+) -> None:
+    async def reward(*_: Any) -> Any:
+        return given
+
+    monkeypatch.setattr(ShellFiles, "reward", reward)
+    home = house(ledger=FakeLedger(1))
+    with capture_logs() as logs:
+        await home.run()
+    record = the_record(home)
+    assert (record.outcome, record.reward) == ("agent_error", 0.0)
+    assert said in record.metadata["error"]
+    (line,) = [line for line in logs if line["event"] == "reward_error"]
+    assert (said in line["error"], line["so_far"]) == (True, 1)
+    assert home.worker.presence.report().facts["reward_errors"] == 1
 
 
 async def test_a_sandbox_that_dies_twice_under_its_agent_is_the_agents_fault(house: Make) -> None:

@@ -157,6 +157,8 @@ async def test_what_an_earlier_start_had_claimed_is_given_back(house: Make) -> N
         ({"agent": {"tools": [{"name": "b:B"}]}}, "spec.tasks[0].agent.tools[0].name: tool 'b:B'"),
         ({"agent": {"tools": [{"name": "bash"}] * 2}}, "two tools call themselves 'bash'"),
         ({"reward": {"name": "no"}}, "spec.tasks[0].reward.name: unknown reward 'no'"),
+        ({"reward": {"name": "math:pi"}}, "spec.tasks[0].reward.name: reward 'math:pi' is a float"),
+        ({"reward": {"name": "builtins:dict"}}, "reward.name: builtins:dict makes a dict, which"),
     ],
 )
 async def test_a_wrong_plugin_is_refused_before_anything_is_leased(
