@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rljob.api import conditions
 from rljob.api.rljob_types import RLJob
-from rljob.errors import MachineError, StoreError
+from rljob.errors import MachineError, ManifestError, StoreError
 from rljob.ledger import Ledger
 from rljob_operator.drivers.folder import RunFolder, writable
 from rljob_operator.policies.resume import changed_keys
@@ -27,7 +27,7 @@ def check(folder: RunFolder, job: RLJob, artifacts: Path, *, resume: bool) -> No
     if job.spec.store.artifacts:
         writable(artifacts, "spec.store.artifacts")
     if resume:
-        _check_resume(folder, job)
+        _check_resume(folder, job, artifacts)
     elif job.spec.store.artifacts and any((artifacts / name).exists() for name in _OF_A_RUN):
         fix = "go on with it (--resume), or name an empty folder"
         raise MachineError(
@@ -35,7 +35,7 @@ def check(folder: RunFolder, job: RLJob, artifacts: Path, *, resume: bool) -> No
         )
 
 
-def _check_resume(folder: RunFolder, job: RLJob) -> None:
+def _check_resume(folder: RunFolder, job: RLJob, artifacts: Path) -> None:
     old = folder.read("job.json")
     if not old:
         raise MachineError(str(folder.root), "there is no run to resume", "run without --resume")
@@ -46,6 +46,16 @@ def _check_resume(folder: RunFolder, job: RLJob) -> None:
         raise MachineError(str(folder.root), "this run has succeeded already", fix)
     for problem in changed_keys(before, job):
         raise problem
+    if job.spec.trainer.steps < (done := _steps_done(folder, artifacts)):
+        problem = f"is {job.spec.trainer.steps}, but the run has trained {done} steps already"
+        raise ManifestError("spec.trainer.steps", problem, f"give it {done} or more")
+
+
+def _steps_done(folder: RunFolder, artifacts: Path) -> int:
+    """As the last driver saw it, or as the checkpoints say where a driver ended before it looked."""
+    saved = artifacts.glob("checkpoints/step-*/state.json")
+    steps = [int(path.parent.name.removeprefix("step-")) for path in saved]
+    return max([int(folder.read("status.json").get("step") or 0), *steps])
 
 
 async def check_redis(url: str, job: str, *, resume: bool) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rljob.errors import MachineError
+from rljob.api.effects import resolved
+from rljob.errors import MachineError, ManifestError
 from rljob.ids import PolicyVersion
 from rljob_operator import enter
 from rljob_operator.drivers.folder import RunFolder
@@ -101,3 +102,21 @@ def test_an_export_to_where_nothing_can_be_written_is_refused(
     monkeypatch.setattr(export.WeightStore, "list", lambda _: [PolicyVersion(1, 1)])
     with pytest.raises(MachineError, match=r"/proc/x: cannot be written"):
         export.main(Path("/proc/x"), version=None, name="run", runs_dir=tmp_path)
+
+
+@pytest.mark.parametrize("known_from", ["status", "checkpoints"])
+def test_a_run_is_not_resumed_to_fewer_steps_than_it_has_trained(
+    tmp_path: Path, known_from: str
+) -> None:
+    folder = laid(tmp_path / "run")
+    folder.write("job.json", resolved(make_job()))
+    folder.write("status.json", {"step": 3 if known_from == "status" else 0})
+    if known_from == "checkpoints":
+        checkpoint = folder.root / "artifacts" / "checkpoints" / "step-000003"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "state.json").touch()
+    trainer = {"backend": "simulated", "groupsPerStep": 2}
+    artifacts = folder.root / "artifacts"
+    enter.check(folder, make_job(trainer={**trainer, "steps": 3}), artifacts, resume=True)
+    with pytest.raises(ManifestError, match=r"spec\.trainer\.steps: is 2, .* trained 3 steps"):
+        enter.check(folder, make_job(trainer={**trainer, "steps": 2}), artifacts, resume=True)
