@@ -15,7 +15,9 @@ from pathlib import Path
 
 from rljob.errors import UserError
 
+FAILED = 1
 STOPPED = 130
+_DISK_FIX = "see that it has space and can be written, then go on with it (--resume)"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,6 +37,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
+    except OSError as error:  # above all a disk that is full; what a process held is contained
+        why = error.strerror or str(error) or type(error).__name__
+        why += f" ({error.filename})" if error.filename else ""
+        where = arguments.runs_dir.absolute()
+        sys.stderr.write(f"{where}: the run was ended: {why}; {_DISK_FIX}\n")
+        return FAILED
     except KeyboardInterrupt:
         return STOPPED
 
