@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 from pathlib import Path
@@ -25,9 +26,13 @@ async def test_every_process_ends_when_the_driver_cannot_write(
 ) -> None:
     forever = "import time; time.sleep(600)"
     driver = harness.driver(server("gateway-0"), component("trainer", forever, kind=Kind.JOB))
+    run = asyncio.create_task(driver.run())
+    await harness.until(
+        lambda: [s.state for s in driver.supervisors.values()] == ["ready", "running"]
+    )
     monkeypatch.setattr(harness.folder, "write", full)
     with pytest.raises(OSError, match="No space left"):
-        await driver.run()
+        await asyncio.wait_for(run, 30)
     assert harness.audits == 1
 
 
