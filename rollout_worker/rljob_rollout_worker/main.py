@@ -3,7 +3,8 @@
 SIGTERM drains (`drainSeconds`), a second one hands everything back at once. Ends with 0 when the
 job is over or it has drained, 2 for bad input (the last line of stderr says what), 3 when another
 process has taken its name, 1 for anything else: then the driver restarts it, its new boot id
-forfeits the leases of the old one, and its sandboxes are given back.
+forfeits the leases of the old one, and its sandboxes are given back. One of the latter is an event loop that plugin
+code has blocked for RLJOB_WORKER_STALL_SECONDS (120; 0: never), see `watchdog`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from rljob.sandbox_client import SandboxClient
 from rljob.settings import Settings
 from rljob_rollout_worker.engine_agent import EngineAgent
 from rljob_rollout_worker.prompts import load_manifest
+from rljob_rollout_worker.watchdog import Watchdog, stall_seconds
 from rljob_rollout_worker.worker import Parts, Worker
 
 STORE_SECONDS = 120.0
@@ -68,7 +70,8 @@ async def run(settings: Settings) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, running.stop)
-        await running.run()
+        with Watchdog(stall_seconds(), running.doing):
+            await running.run()
 
 
 def main() -> int:

@@ -8,6 +8,7 @@ stop (SIGTERM) ──► drain ──► ends well;   stop again ──► hands
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -128,6 +129,11 @@ class Worker:
         """Drain; called again: hand everything back at once. Safe as a signal handler of the loop."""
         self._stops += 1
         self._stopped.set()
+
+    def doing(self) -> str:
+        """What runs, for people: how many attempts are in which stage."""
+        stages = Counter(attempt.stage for attempt in self.pipeline.attempts)
+        return ", ".join(f"{stage} {number}" for stage, number in stages.items())
 
     def ticket(self, lease: Lease) -> Ticket:
         """What a lease is to run. Raises DataError for a row that no Task Config fits."""
