@@ -259,6 +259,11 @@ def test_a_sigkill_of_the_driver_leaves_nothing_and_resume_goes_on(make_job: Mak
         time.sleep(0.05)
     assert job.processes() == []
     assert "Killed" in rljob("status", "simulated", cwd=job.root).stdout
+    audit = rljob("ledger", "audit", cwd=job.root)
+    assert "lost: " not in audit.stdout, audit.stdout
+    assert audit.returncode == ("the store is down" in audit.stdout), audit.stdout
+    fewer = rljob("run", str(job.manifest), "--resume", "--set", "trainer.steps=1", cwd=job.root)
+    assert (fewer.returncode, fewer.stderr.count("\n")) == (2, 1), fewer.stderr
     job.start("--resume")
     assert job.end() == 0, job.output
     assert (job.read("summary.json")["lost"], job.read("summary.json")["trained_twice"]) == (0, 0)
