@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 
@@ -24,9 +25,8 @@ def serve_on_cpu() -> None:
 
     def then_fork(vllm_config: Any) -> None:
         check_and_update_config(vllm_config)
-        logging.setLogRecordFactory(
-            cause
-        )  # a handler would be lost: the child configures its loggers anew
+        # a handler would be lost: the child configures its loggers anew
+        cause.install()
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
 
     CpuPlatform.check_and_update_config = staticmethod(then_fork)
@@ -46,14 +46,23 @@ class RootCause:
     """
 
     def __init__(self) -> None:
-        self._make = logging.getLogRecordFactory()
+        self._make: Callable[..., logging.LogRecord] | None = None
         self._read_end, self._write_end = os.pipe()
         os.set_blocking(self._read_end, False)
         os.set_blocking(self._write_end, False)
 
+    def install(self) -> None:
+        """Stand before the factory that is there by now: vLLM's own adds a field that its format needs.
+
+        Once: vLLM wraps what it finds, and to stand before oneself would have no end.
+        """
+        if self._make is None:
+            self._make = logging.getLogRecordFactory()
+            logging.setLogRecordFactory(self)
+
     def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
         """Make a record as the factory before would have."""
-        record = self._make(*args, **kwargs)
+        record = (self._make or logging.LogRecord)(*args, **kwargs)
         if record.exc_info and record.exc_info[1]:
             line = f"{record.exc_info[1]!r}"[:500].replace("\n", " ")
             with contextlib.suppress(BlockingIOError):

@@ -129,7 +129,7 @@ def test_the_root_cause_of_a_forked_process_is_known_to_its_parent():
         import logging, os
         from rljob_rollout_worker.vllm_cpu import RootCause
         cause = RootCause()
-        logging.setLogRecordFactory(cause)
+        cause.install()
         log = logging.getLogger("x")
         print("before:", cause.read())
         if os.fork() == 0:
@@ -145,3 +145,27 @@ def test_the_root_cause_of_a_forked_process_is_known_to_its_parent():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert run.stdout.splitlines() == ["before: ", "after: ValueError('no such model')"]
+
+
+def test_the_record_factory_that_was_there_is_kept_and_wrapping_has_an_end():
+    code = """if True:
+        import logging
+        from rljob_rollout_worker.vllm_cpu import RootCause
+        cause = RootCause()
+        def vllms(make):
+            def factory(*args, **kwargs):
+                record = make(*args, **kwargs)
+                record.vllm_process_name = "core"
+                return record
+            return factory
+        logging.setLogRecordFactory(vllms(logging.getLogRecordFactory()))
+        cause.install()
+        logging.setLogRecordFactory(vllms(logging.getLogRecordFactory()))
+        cause.install()
+        print(logging.makeLogRecord({}) and logging.getLogRecordFactory()(
+            "x", 20, "f", 1, "m", (), None).vllm_process_name)
+    """
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert output.stdout.strip() == "core"
