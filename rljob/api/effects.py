@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rljob.api.engine_args import reserved
 from rljob.api.rljob_types import RLJob, Sampling, Task
 from rljob.api.source import KeyPath
 from rljob.errors import ManifestError
@@ -253,23 +254,13 @@ def _numbers(job: RLJob) -> Iterator[Problem]:
         )
 
 
-ENGINE_ARGS_SET_BY_RLJOB = frozenset(
-    "--model --served-model-name --host --port --api-key --middleware --worker-extension-cls --max-model-len "
-    "--logprobs-mode --generation-config --tokenizer --uds --root-path --headless --api-server-count --config "
-    "--ssl-keyfile --ssl-certfile --no-enable-prefix-caching --lora-modules".split()
-)
-"""Flags of `vllm serve` that the wiring owns."""
-
-
 def _engine_args(job: RLJob) -> Iterator[Problem]:
-    for index, arg in enumerate(job.spec.rollout.engine.args):
-        flag = arg.partition("=")[0].replace("_", "-")
-        if flag in ENGINE_ARGS_SET_BY_RLJOB:
-            yield Problem(
-                ("spec", "rollout", "engine", "args", index),
-                f"{flag} is set by rljob itself",
-                "remove it",
-            )
+    for index, name in reserved(job.spec.rollout.engine.args):
+        yield Problem(
+            ("spec", "rollout", "engine", "args", index),
+            f"{name} is set by rljob itself",
+            "remove it",
+        )
 
 
 _RULES: tuple[Rule, ...] = (

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from rljob.api.engine_args import reserved
 from rljob.api.rljob_types import RLJob
 from rljob.engine import MODEL_NAME
 from rljob.errors import MachineError, ManifestError, UserError
@@ -28,15 +29,6 @@ PLUGIN = "rljob_rollout_worker.vllm_plugin"
 CPU_SERVER = "rljob_rollout_worker.vllm_cpu"
 MIN_KV_CACHE_BYTES, MAX_KV_CACHE_BYTES = 64 * 2**20, 2**30
 """On a CPU: as much as all concurrent episodes need at full length, within these; at least two full sequences."""
-
-RESERVED_ARGS = frozenset({
-    "--model", "--served-model-name", "--host", "--port", "--uds", "--root-path", "--api-key", "--ssl-keyfile",
-    "--ssl-certfile", "--middleware", "--worker-extension-cls", "--max-model-len", "--max-num-seqs", "--logprobs-mode",
-    "--generation-config", "--tokenizer", "--config", "--headless", "--api-server-count", "--data-parallel-size",
-    "--lora-modules", "--seed", "--no-enable-prefix-caching",
-})  # fmt: skip
-"""Arguments that rljob sets itself, or that would break what it relies on."""
-_SHORT = {"-dp": "--data-parallel-size", "-asc": "--api-server-count"}
 
 
 def engine_argv(job: RLJob, settings: Settings, *, has_accelerator: bool) -> list[str]:
@@ -91,11 +83,9 @@ def _kv_cache_bytes(job: RLJob, model: Path) -> int:
 
 
 def _refuse_reserved(args: Sequence[str]) -> None:
-    for index, arg in enumerate(args):
-        name = arg.split("=", 1)[0].replace("_", "-")
-        if _SHORT.get(name, name) in RESERVED_ARGS:
-            where = f"spec.rollout.engine.args[{index}]"
-            raise ManifestError(where, f"{name} is set by rljob itself", "remove it")
+    for index, name in reserved(args):
+        where = f"spec.rollout.engine.args[{index}]"
+        raise ManifestError(where, f"{name} is set by rljob itself", "remove it")
 
 
 def engine_env(
