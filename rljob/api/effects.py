@@ -154,6 +154,16 @@ def _names(job: RLJob) -> Iterator[Problem]:
             )
 
 
+def _reward_options(job: RLJob) -> Iterator[Problem]:
+    for index, task in enumerate(job.spec.tasks):
+        if task.reward.options and task.reward.name is None:
+            yield Problem(
+                ("spec", "tasks", index, "reward", "options"),
+                "has an effect only beside a reward's name",
+                "name the reward, or put it into the task's own options",
+            )
+
+
 def _duplicates(path: KeyPath, names: Iterable[str]) -> Iterator[Problem]:
     seen: set[str] = set()
     for index, name in enumerate(names):
@@ -255,6 +265,19 @@ def _numbers(job: RLJob) -> Iterator[Problem]:
 
 
 def _engine_args(job: RLJob) -> Iterator[Problem]:
+    engine, redis = job.spec.rollout.engine, job.spec.store.redis
+    if engine.args and engine.kind == "simulated":
+        yield Problem(
+            ("spec", "rollout", "engine", "args"),
+            "has no effect with kind simulated",
+            "remove it; engine.env holds the knobs of the simulated engine",
+        )
+    if engine.port is not None and engine.port == redis.port:
+        yield Problem(
+            ("spec", "rollout", "engine", "port"),
+            f"{engine.port} is the port of spec.store.redis too",
+            "give one of them another port, or leave both out",
+        )
     for index, name in reserved(job.spec.rollout.engine.args):
         yield Problem(
             ("spec", "rollout", "engine", "args", index),
@@ -269,6 +292,7 @@ _RULES: tuple[Rule, ...] = (
     _sampling,
     _algorithm,
     _names,
+    _reward_options,
     _pools,
     _store,
     _numbers,

@@ -51,6 +51,9 @@ REFUSED = [
     (["rollout.engine.args=[--port=3]"], "spec.rollout.engine.args[0]", "--port is set by rljob itself"),
     (["rollout.engine.args=[--max_model_len, '3']"],
      "spec.rollout.engine.args[0]", "--max-model-len is set by rljob itself"),
+    (["rollout.engine={kind: simulated, args: [--dtype=float32]}"], "spec.rollout.engine.args", "no effect"),
+    (["rollout.engine.port=7000", "store.redis.port=7000"], "spec.rollout.engine.port", "of spec.store.redis too"),
+    (["tasks[0].reward.options={a: 1}"], "spec.tasks[0].reward.options", "only beside a reward's name"),
     (["data.validation.passAt=[4]"], "spec.data.validation", "passAt 4 needs samplesPerPrompt"),
     (["rollout.maxConcurrentEpisodes=4"], "spec.rollout", "below groupSize"),
 ]  # fmt: skip
