@@ -25,7 +25,7 @@ unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 PYTHON ?= $(shell for p in python3.11 python3 python /usr/bin/python3.11 $(HOME)/.pyenv/versions/3.11.*/bin/python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' >/dev/null 2>&1 && { command -v $$p; break; }; done)
 
-.PHONY: help run install sandbox-tools test lint format imports types unit contract integration faults e2e bench lock clean
+.PHONY: help run install sandbox-tools test lint format imports types unit contract integration faults bench lock clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 16
@@ -65,7 +65,7 @@ PYTEST := $(BIN)/pytest
 
 test: install ## every check and every test, the fast ones first
 	@$(MAKE) --no-print-directory lint imports types
-	$(PYTEST) $(wildcard tests/unit tests/contract tests/integration tests/faults tests/e2e) $(ARGS)
+	$(PYTEST) $(wildcard tests/unit tests/contract tests/integration tests/faults) $(ARGS)
 
 lint: $(STAMP) ## style and format
 	$(BIN)/ruff check .
@@ -81,7 +81,7 @@ imports: $(STAMP) ## the rules of who may import whom
 types: $(STAMP) ## pyright, strict
 	$(BIN)/pyright
 
-unit contract integration faults e2e: install
+unit contract integration faults: install
 	$(PYTEST) tests/$@ $(ARGS)
 
 bench: install ## the benchmarks, one JSON line per figure (NAME=codec for one)
