@@ -14,24 +14,12 @@ from pathlib import Path
 import msgspec
 
 from rljob.errors import MachineError
+from rljob_operator.drivers.process import CONTAIN
 from rljob_operator.render.component import Component
 
 _PROBE_SECONDS = 20
 DISK_MIB = 1024
 """Free space for weights, checkpoints and logs of a small job; larger models say so themselves when a write fails."""
-
-CONTAIN = (
-    "bwrap",
-    "--dev-bind",
-    "/",
-    "/",
-    "--unshare-pid",
-    "--proc",
-    "/proc",
-    "--die-with-parent",
-    "true",
-)
-"""What every component is started with."""
 SANDBOX = (
     "bwrap",
     "--ro-bind",
@@ -72,7 +60,7 @@ def observe(folder: Path) -> Machine:
     return Machine(
         bwrap=bwrap,
         bwrap_version=_output(("bwrap", "--version"))[1] if bwrap else "",
-        contain_error=_error_of(CONTAIN) if bwrap else "",
+        contain_error=_error_of((*CONTAIN, "true")) if bwrap else "",
         sandbox_error=_error_of(SANDBOX) if bwrap else "",
         cpus=len(os.sched_getaffinity(0)),
         memory_available_mib=_memory_available_mib(),

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rljob_operator.drivers.folder import pid_start_time
 
-_BWRAP = (
+CONTAIN = (
     "bwrap",
     "--dev-bind",
     "/",
@@ -29,6 +29,8 @@ _BWRAP = (
     "--die-with-parent",
     "--",
 )
+"""What every component but the pool manager is started with; the doctor tries the same."""
+
 _TAIL_BYTES = 64 * 1024
 _SHIM_KILL_SECONDS = 5.0
 _GONE_SECONDS, _GONE_TRIES = 0.005, 2000
@@ -62,7 +64,7 @@ class Process:
         shim = (sys.executable, "-m", "rljob_operator.drivers.shim", str(os.getpid()), "--")
         with log.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
-                *(shim if makes_namespaces else _BWRAP),
+                *(shim if makes_namespaces else CONTAIN),
                 *argv,
                 env=dict(env),
                 cwd=cwd,
