@@ -65,7 +65,7 @@ class Run:
         self._redis_url = job.spec.store.redis.url or wiring.fill(
             store or components[0], redis_url(job)
         )
-        self._observer = LedgerObserver(self._redis_url, job.name, self._clock)
+        self._observer = LedgerObserver(self._redis_url, job.ledger_name, self._clock)
 
     @classmethod
     def prepare(
@@ -92,7 +92,7 @@ class Run:
         enter.check(folder, job, artifacts, resume=resume)
         wiring = _wire(components, folder, artifacts, manifest)
         if job.spec.store.redis.url:
-            asyncio.run(enter.check_redis(job.spec.store.redis.url, job.name, resume=resume))
+            asyncio.run(enter.check_redis(job.spec.store.redis.url, job.ledger_name, resume=resume))
         if not resume and (moved := folder.move_aside()):
             sys.stdout.write(f"the earlier run is now {moved}\n")
         folder.lay()

@@ -349,6 +349,12 @@ class RLJob(ApiModel):
         """`metadata.name`."""
         return self.metadata.name
 
+    @property
+    def ledger_name(self) -> str:
+        """Names the job's keys in a Redis: two namespaces may share one."""
+        namespace = self.metadata.namespace
+        return f"{namespace}.{self.name}" if namespace else self.name
+
     def task(self, name: str) -> Task | None:
         """The Task Config of that name."""
         return next((task for task in self.spec.tasks if task.name == name), None)

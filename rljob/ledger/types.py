@@ -68,7 +68,7 @@ class LedgerConfig(msgspec.Struct, frozen=True, kw_only=True):
         """The rules that a manifest asks for."""
         rollout, trainer = job.spec.rollout, job.spec.trainer
         return cls(
-            job=job.name,
+            job=job.ledger_name,
             group_size=rollout.group_size,
             groups_per_step=trainer.groups_per_step,
             steps=trainer.steps,

@@ -43,7 +43,9 @@ async def run(settings: Settings) -> None:
     data = load_manifest(artifacts).train
     worker, boot_id, clock = settings.component, new_boot_id(), SystemClock()
     async with AsyncExitStack() as stack:
-        ledger = await Ledger.connect(settings.redis_url, job.name, deadline_seconds=STORE_SECONDS)
+        ledger = await Ledger.connect(
+            settings.redis_url, job.ledger_name, deadline_seconds=STORE_SECONDS
+        )
         stack.push_async_callback(ledger.aclose)
         broker = SandboxClient(settings.broker_url, settings.token, job.name)
         stack.push_async_callback(broker.aclose)

@@ -81,7 +81,7 @@ async def run(settings: Settings) -> None:
     rows = _prepared_rows(Path(settings.artifacts))
     async with AsyncExitStack() as stack:
         stack.enter_context(serve(settings))
-        ledger = await Ledger.connect(settings.redis_url, job.name)
+        ledger = await Ledger.connect(settings.redis_url, job.ledger_name)
         stack.push_async_callback(ledger.aclose)
         await ledger.initialise(
             LedgerConfig.from_job(job, rows["train"]["rows"], rows["train"]["sha256"])

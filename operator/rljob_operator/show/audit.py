@@ -73,7 +73,9 @@ async def _audit(folder: RunFolder) -> Any:
     if not folder.alive or not url:
         return await audit(artifacts, None)
     try:
-        ledger = await Ledger.connect(url, job_of(folder).name, deadline_seconds=_CONNECT_SECONDS)
+        ledger = await Ledger.connect(
+            url, job_of(folder).ledger_name, deadline_seconds=_CONNECT_SECONDS
+        )
     except StoreError as error:
         raise MachineError(
             folder.name, f"its store cannot be reached now ({error})", "try again"
