@@ -25,7 +25,7 @@ unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 PYTHON ?= $(shell for p in python3.11 python3 python /usr/bin/python3.11 $(HOME)/.pyenv/versions/3.11.*/bin/python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' >/dev/null 2>&1 && { command -v $$p; break; }; done)
 
-.PHONY: help run install sandbox-tools test lint format imports types unit contract integration faults bench lock clean
+.PHONY: help run install sandbox-tools test lint format imports types unit contract integration faults e2e bench cluster-up cluster-down lock clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 16
@@ -84,8 +84,22 @@ types: $(STAMP) ## pyright, strict
 unit contract integration faults: install
 	$(PYTEST) tests/$@ $(ARGS)
 
+e2e: install ## the suite on a real cluster of this machine, or on that of RLJOB_E2E_KUBECONFIG
+	$(PYTEST) tests/e2e $(ARGS)
+
 bench: install ## the benchmarks, one JSON line per figure (NAME=codec for one)
 	@$(BIN)/python -m benchmarks $(NAME)
+
+# ── a cluster on this machine (Debian, root, Go) ──
+
+CLUSTER := $(PYTHON) tests/e2e/cluster/cluster
+
+cluster-up: ## a real single-node Kubernetes; prints its KUBECONFIG (first time: builds it from Go modules, 6 to 10 minutes)
+	@$(CLUSTER) install --kwok
+	@$(CLUSTER) up --kwok
+
+cluster-down: ## end it and leave nothing but the cache
+	@$(CLUSTER) down
 
 # ── upkeep ──
 

@@ -1,0 +1,124 @@
+"""A real cluster for the suite, the project's images in it, the chart installed. All of it once per session.
+
+cluster      a running cluster (`make cluster-up`'s, else one for this session; `RLJOB_E2E_KUBECONFIG`: that one)
+namespace    a fresh one that admits only restricted pods       helm       runs the pinned helm
+images       the project's images, loaded                       system     the chart installed in rljob-system
+"""
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness.cluster import ROOT, Cluster, script, wait_until, why_no_cluster
+
+CI = bool(os.environ.get("CI"))
+SYSTEM = "rljob-system"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.e2e)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(600))
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    given = os.environ.get("RLJOB_E2E_KUBECONFIG")
+    if given:
+        reached = Cluster(Path(given), "kubectl")
+        yield reached
+        reached.close()
+        return
+    if reason := why_no_cluster():
+        if CI:
+            pytest.fail(f"CI must run the e2e suite: {reason}")
+        pytest.skip(reason)
+    was_up = script("status").returncode == 0
+    if not was_up:
+        for command in (("install", "--kwok"), ("up", "--kwok", "--with-pid", str(os.getpid()))):
+            run = script(*command)
+            assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
+    kubeconfig = Path(script("kubeconfig").stdout.strip())
+    kubectl = script("program", "kubectl").stdout.strip()
+    reached = Cluster(kubeconfig, kubectl)
+    yield reached
+    reached.close()
+    if not was_up:
+        script("down")
+
+
+@pytest.fixture
+def namespace(cluster: Cluster) -> Iterator[str]:
+    name = f"e2e-{uuid.uuid4().hex[:8]}"
+    restricted = {"pod-security.kubernetes.io/enforce": "restricted"}
+    cluster.apply(
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": restricted}}
+    )
+    wait_until("its ServiceAccount", lambda: cluster.get("ServiceAccount", "default", name), 30)
+    yield name
+    for job in (
+        cluster.list("RLJob", name)
+        if cluster.get("CustomResourceDefinition", "rljobs.rljob.dev")
+        else []
+    ):
+        cluster.delete("RLJob", job["metadata"]["name"], name)
+    cluster.delete("Namespace", name)
+
+
+@pytest.fixture(scope="session")
+def images(cluster: Cluster) -> None:
+    """Built from images/ and loaded, or already there."""
+    build = ROOT / "tests" / "e2e" / "images" / "build"
+    for command in ("build", "load"):
+        run = subprocess.run(
+            [sys.executable, str(build), command],
+            capture_output=True,
+            text=True,
+            timeout=1500,
+            check=False,
+        )
+        assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
+
+
+@pytest.fixture(scope="session")
+def helm(cluster: Cluster) -> Callable[..., str]:
+    """Output of a helm command against the cluster."""
+    made = subprocess.run(
+        ["make", "--no-print-directory", "helm-tool"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
+    binary = Path.home() / ".cache" / "rljob" / "bin" / "helm"
+
+    def run(*args: str, check: bool = True) -> str:
+        result = subprocess.run(
+            [str(binary), "--kubeconfig", str(cluster.kubeconfig), *args],
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        if check:
+            assert result.returncode == 0, f"helm {' '.join(args)}: {result.stderr}{result.stdout}"
+        return result.stdout if check else result.stdout + result.stderr
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def system(cluster: Cluster, images: None, helm: Callable[..., str]) -> str:
+    """The chart, installed as README says; its namespace."""
+    values = str(ROOT / "tests" / "e2e" / "values.yaml")
+    helm(
+        "upgrade", "--install", "rljob", str(ROOT / "charts" / "rljob"), "-n", SYSTEM, "--create-namespace",
+        "-f", values, "--wait", "--timeout", "120s",
+    )  # fmt: skip
+    return SYSTEM
