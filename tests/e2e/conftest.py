@@ -11,10 +11,12 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.harness.cluster import ROOT, Cluster, script, wait_until, why_no_cluster
+from tests.harness.cluster_job import ClusterJob, simulated
 
 CI = bool(os.environ.get("CI"))
 SYSTEM = "rljob-system"
@@ -122,3 +124,13 @@ def system(cluster: Cluster, images: None, helm: Callable[..., str]) -> str:
         "-f", values, "--wait", "--timeout", "120s",
     )  # fmt: skip
     return SYSTEM
+
+
+@pytest.fixture
+def make_job(cluster: Cluster, namespace: str, system: str) -> Callable[..., ClusterJob]:
+    """A job of simulated parts in its own namespace, not yet applied."""
+
+    def make(name: str, turn_seconds: float = 0.05, **spec: Any) -> ClusterJob:
+        return ClusterJob(cluster, namespace, simulated(name, turn_seconds, **spec))
+
+    return make
