@@ -25,7 +25,7 @@ unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 PYTHON ?= $(shell for p in python3.11 python3 python /usr/bin/python3.11 $(HOME)/.pyenv/versions/3.11.*/bin/python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' >/dev/null 2>&1 && { command -v $$p; break; }; done)
 
-.PHONY: help run install sandbox-tools test lint format imports types unit contract integration faults e2e bench cluster-up cluster-down lock clean
+.PHONY: help run install sandbox-tools test lint format imports types unit contract integration faults e2e helm-tool chart bench cluster-up cluster-down lock clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 16
@@ -86,6 +86,18 @@ unit contract integration faults: install
 
 e2e: install ## the suite on a real cluster of this machine, or on that of RLJOB_E2E_KUBECONFIG
 	$(PYTEST) tests/e2e $(ARGS)
+
+HELM := $(HOME)/.cache/rljob/bin/helm
+
+helm-tool: ## the pinned helm, into ~/.cache/rljob/bin
+	@$(or $(PYTHON),python3) tests/e2e/helm
+
+chart: $(STAMP) helm-tool ## lint, render and check the Helm chart
+	@for values in charts/rljob/ci/*.yaml; do \
+	  $(HELM) lint --strict --quiet charts/rljob -f $$values && \
+	  $(HELM) template rljob charts/rljob -n rljob-system -f $$values >/dev/null || { echo "with $$values" >&2; exit 1; }; \
+	done
+	$(PYTEST) tests/unit/test_chart.py $(ARGS)
 
 bench: install ## the benchmarks, one JSON line per figure (NAME=codec for one)
 	@$(BIN)/python -m benchmarks $(NAME)

@@ -1,0 +1,9 @@
+{{- /* The configuration file of rljob_sandbox_pool.cluster. */ -}}
+{{- define "rljob.sandboxPool.config" -}}
+guest_image: {{ include "rljob.image" (dict "root" . "image" .Values.images.sandboxPool) | quote }}
+sandbox_image: {{ include "rljob.image" (dict "root" . "image" .Values.images.sandbox) | quote }}
+image_pull_policy: {{ .Values.image.pullPolicy }}
+image_pull_secrets: {{ .Values.image.pullSecrets | toJson }}
+operator_namespace: {{ .Release.Namespace }}
+namespaces: {{ .Values.namespaces | toJson }}
+{{- end -}}

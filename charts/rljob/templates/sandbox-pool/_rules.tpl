@@ -1,0 +1,24 @@
+{{- /* Equal to the sandbox pool's own lists; a test compares them. */ -}}
+{{- define "rljob.sandboxPool.rules" -}}
+- apiGroups: [rljob.dev]
+  resources: [sandboxpools]
+  verbs: [get, list, watch]
+- apiGroups: [rljob.dev]
+  resources: [sandboxpools/status]
+  verbs: [get, patch, update]
+- apiGroups: [rljob.dev]
+  resources: [sandboxpools/finalizers]
+  verbs: [update]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create, patch]
+{{- end -}}
+
+{{- define "rljob.sandboxPool.ownRules" -}}
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [get, create, update, patch]
+{{- end -}}
