@@ -12,9 +12,11 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rljob.api.rljob_types import Checkpoint
 from rljob.codec import pack
 from rljob.ids import PolicyVersion
 from rljob.ledger import CompletionInfo, Lease, Ledger, LedgerConfig
@@ -22,6 +24,7 @@ from rljob.ledger.audit import audit
 from rljob.settings import Settings
 from rljob.weights import WeightStore
 from rljob_trainer.batch import read_archive
+from rljob_trainer.checkpoint import Checkpoints
 from rljob_trainer.metrics import read_lines
 from rljob_trainer.testing import chain, job, trajectory
 
@@ -38,11 +41,11 @@ def prepared(artifacts: Path) -> Path:
 
 
 async def start(
-    url: str, artifacts: Path, backend: str = "simulated"
+    url: str, artifacts: Path, step_seconds: float = 0.05, **changes: Any
 ) -> asyncio.subprocess.Process:
     work = artifacts.parent / "work"
     work.mkdir(exist_ok=True)
-    trainer = JOB.spec.trainer.model_copy(update={"backend": backend})
+    trainer = JOB.spec.trainer.model_copy(update=changes)
     manifest = JOB.model_copy(update={"spec": JOB.spec.model_copy(update={"trainer": trainer})})
     (work / "job.json").write_text(manifest.model_dump_json())
     settings = Settings(
@@ -52,7 +55,7 @@ async def start(
         work_dir=str(work),
         redis_url=url,
     )
-    environment = {**os.environ, **settings.to_env(), "RLJOB_SIM_STEP_SECONDS": "0.05"}
+    environment = {**os.environ, **settings.to_env(), "RLJOB_SIM_STEP_SECONDS": str(step_seconds)}
     command = [sys.executable, "-m", "rljob_trainer.main"]
     return await asyncio.create_subprocess_exec(
         *command, env=environment, stderr=asyncio.subprocess.PIPE
@@ -167,6 +170,53 @@ async def test_verl_trains_a_model_that_stays_whole(valkey_url: str, prepared: P
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert all(line["grad_norm"] > 0 for line in lines)
     assert all(line.startswith("time=") for line in err.splitlines()), err
+
+
+async def trained(ledger: Ledger, step: int) -> None:
+    async with asyncio.timeout(60):
+        while (await ledger.policy()).step < step:
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.timeout(120)
+async def test_told_to_stop_it_keeps_what_it_has_trained_and_the_next_one_trains_none_of_it_again(
+    valkey_url: str, prepared: Path
+) -> None:
+    rare = Checkpoint(every_steps=100)
+    async with rollouts(valkey_url, prepared) as ledger:
+        process = await start(valkey_url, prepared, 0.3, checkpoint=rare)
+        await trained(ledger, 2)
+        process.terminate()
+        assert (await ended(process))[0] == 0
+        kept = Checkpoints(prepared, 3).newest()
+        assert kept is not None
+        assert kept.step >= 2
+        assert kept.step >= (await ledger.policy()).step
+        code, err = await ended(await start(valkey_url, prepared, checkpoint=rare))
+        assert code == 0
+        assert (await audit(prepared, ledger)).ok
+    assert f"checkpoint={kept.step} " in err
+    assert f" step={kept.step} " not in err  # the log has a line per trained step
+    steps = [line["step"] for line in read_lines(prepared / "metrics" / "steps.jsonl")]
+    assert steps == list(range(1, STEPS + 1))
+
+
+@pytest.mark.timeout(120)
+async def test_told_twice_to_stop_it_ends_in_the_middle_of_a_step(
+    valkey_url: str, prepared: Path
+) -> None:
+    async with rollouts(valkey_url, prepared) as ledger:
+        process = await start(valkey_url, prepared, 60)
+        async with asyncio.timeout(30):
+            while not (await ledger.snapshot()).counts["trained"]:
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(2)  # its batch is acknowledged: the step begins
+        process.terminate()
+        await asyncio.sleep(0.5)
+        assert process.returncode is None
+        process.terminate()
+        assert (await ended(process, 10))[0] == 0
+        assert await ledger.finished() is None
 
 
 async def test_told_to_stop_it_ends_well(valkey_url: str, prepared: Path) -> None:

@@ -36,7 +36,7 @@ from rljob_trainer.intake import Intake
 from rljob_trainer.metrics import StepLog
 from rljob_trainer.progress import Progress, report, report_loop
 from rljob_trainer.publish import Publisher, first_canary
-from rljob_trainer.step import train_on
+from rljob_trainer.step import StepResult, train_on
 from rljob_trainer.validation import Validator
 
 if TYPE_CHECKING:
@@ -69,6 +69,9 @@ class Trainer:
     digest: str = ""
     rows: list[TrainRow] = field(default_factory=list)
     """Of the last batch: where the next canary comes from."""
+    trained: dict[str, Any] | None = None
+    """Record of the step whose weights the backend holds; None before the first, and while one is being trained."""
+    validator: Validator | None = None
 
     async def blocking(self, what: str, call: Callable[..., T], *arguments: Any) -> T:
         """Run a call on the backend's thread and add its seconds to `what`."""
@@ -86,7 +89,7 @@ async def train(trainer: Trainer) -> None:
     async with asyncio.TaskGroup() as tasks:
         reports = tasks.create_task(report_loop(trainer.ledger, trainer.progress, trainer.clock))
         await start(trainer)
-        validator = Validator(
+        trainer.validator = Validator(
             trainer.job,
             trainer.artifacts,
             trainer.ledger,
@@ -96,7 +99,7 @@ async def train(trainer: Trainer) -> None:
             trainer.progress,
             trainer.clock,
         )
-        await step_loop(trainer, validator)
+        await step_loop(trainer, trainer.validator)
         reports.cancel()
     await report(trainer.ledger, trainer.progress)
     await trainer.ledger.finish(trainer.incarnation, "Succeeded")
@@ -179,9 +182,15 @@ async def resume(trainer: Trainer, checkpoints: Checkpoints, steps: StepLog) -> 
 
 async def train_step(trainer: Trainer, step: int, groups: list[Group]) -> dict[str, Any]:
     """One optimizer step, told to whoever watches. Gives its record."""
-    result = await trainer.blocking(
-        "training", train_on, trainer.backend, trainer.job, step, groups
-    )
+
+    def work() -> StepResult:
+        # on the thread, which goes on when this task is cancelled: `stopping` asks afterwards what it holds
+        trainer.trained = None
+        result = train_on(trainer.backend, trainer.job, step, groups)
+        trainer.trained = result.record
+        return result
+
+    result = await trainer.blocking("training", work)
     trainer.rows = result.rows
     trainer.progress.tell(result.record)
     telemetry.show_step(result.record)
@@ -191,6 +200,11 @@ async def train_step(trainer: Trainer, step: int, groups: list[Group]) -> dict[s
 
 async def save(trainer: Trainer, checkpoints: Checkpoints, record: dict[str, Any]) -> None:
     """Write the checkpoint of a step just trained."""
+    await trainer.blocking("checkpoint", write_checkpoint, trainer, checkpoints, record)
+
+
+def write_checkpoint(trainer: Trainer, checkpoints: Checkpoints, record: dict[str, Any]) -> None:
+    """Write the checkpoint of the step that `record` tells of. Runs on the backend's thread."""
     data = trainer.job.spec.data.train
     state = {
         "incarnation": trainer.incarnation,
@@ -198,9 +212,7 @@ async def save(trainer: Trainer, checkpoints: Checkpoints, record: dict[str, Any
         "sampler": {"seed": data.seed, "source": data.source, "steps": record["step"]},
         "record": record,
     }
-    await trainer.blocking(
-        "checkpoint", checkpoints.save, record["step"], trainer.backend.save, state
-    )
+    checkpoints.save(record["step"], trainer.backend.save, state)
 
 
 async def publish_and_commit(trainer: Trainer, publisher: Publisher, step: int) -> None:

@@ -1,7 +1,7 @@
 """`python -m rljob_trainer.main`: the trainer component.
 
-Exit codes: 0 the job is trained, or SIGTERM; 2 bad input (the last line of stderr says which); 3 fenced by a newer
-trainer.
+Exit codes: 0 the job is trained, or SIGTERM, which leaves a checkpoint of the last trained step behind (a second one
+ends at once); 2 bad input (the last line of stderr says which); 3 fenced by a newer trainer.
 Any other end is a crash, from which the next start resumes.
 """
 
@@ -26,6 +26,7 @@ from rljob_trainer.backends.base import create
 from rljob_trainer.checkpoint import Checkpoints
 from rljob_trainer.loop import Trainer, train
 from rljob_trainer.progress import Progress
+from rljob_trainer.stopping import keep_trained
 
 if TYPE_CHECKING:
     from rljob.ledger import Ledger
@@ -51,13 +52,13 @@ def main() -> int:
 
 
 async def _until_signalled(settings: Settings) -> int:
-    """Every moment is a safe one to stop at: what a killed trainer leaves, a stopped one may leave too."""
+    """Every moment is a safe one to stop at; the first SIGTERM lets `stopping` keep what it can, a second does not."""
     job = asyncio.create_task(run(settings))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, job.cancel)
     try:
         await job
     except asyncio.CancelledError:
-        log.info("told to stop")
+        log.info("stopped")
     except BaseExceptionGroup as group:
         raise _first(group) from group
     return 0
@@ -116,7 +117,11 @@ async def _train(settings: Settings, ledger: Ledger, num_validation_rows: int) -
         clock=SystemClock(),
         num_validation_rows=num_validation_rows,
     )
-    await train(trainer)
+    try:
+        await train(trainer)
+    except asyncio.CancelledError:
+        await keep_trained(trainer)
+        raise
 
 
 def _prepared_rows(artifacts: Path) -> dict[str, Any]:
