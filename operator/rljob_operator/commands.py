@@ -22,6 +22,10 @@ RunName = Annotated[str | None, typer.Argument(help="Name of the run; without it
 RunOption = Annotated[
     str | None, typer.Option("--run", help="Name of the run; without it the newest.")
 ]
+Namespace = Annotated[
+    str | None,
+    typer.Option("-n", "--namespace", help="Look at this namespace of the cluster of KUBECONFIG."),
+]
 Manifest = Annotated[Path, typer.Argument(help="The YAML file.")]
 
 RUNS = Path("runs")
@@ -29,7 +33,7 @@ RUNS = Path("runs")
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (run, plan, doctor, status, logs, stop, trajectories, export):
+    for command in (run, apply, plan, doctor, status, logs, stop, trajectories, export):
         app.command()(command)
     ledger = typer.Typer(
         help="Look at a run's ledger.", no_args_is_help=True, rich_markup_mode=None
@@ -87,8 +91,24 @@ def doctor(
     raise typer.Exit(implementation.main(manifest, runs_dir))
 
 
-def status(name: RunName = None, runs_dir: RunsDir = RUNS) -> None:
-    """Show the runs, or one in detail."""
+def apply(
+    manifest: Annotated[Path, typer.Option("-f", "--filename", help="The YAML file.")],
+    assignments: Assignments = None,
+    namespace: Namespace = None,
+) -> None:
+    """Check a manifest and hand it to the cluster, as kubectl apply does."""
+    from rljob_operator.show import cluster
+
+    cluster.apply(manifest, assignments or [], namespace)
+
+
+def status(name: RunName = None, namespace: Namespace = None, runs_dir: RunsDir = RUNS) -> None:
+    """Show the runs, or one in detail; with -n the jobs of a cluster."""
+    if namespace is not None:
+        from rljob_operator.show import cluster
+
+        cluster.status(name, namespace)
+        return
     from rljob_operator.show import status as implementation
 
     implementation.main(name, runs_dir)
@@ -99,13 +119,17 @@ def logs(
     follow: Annotated[
         bool, typer.Option("-f", "--follow", help="Go on as lines are written.")
     ] = False,
-    lines: Annotated[
-        int, typer.Option("-n", "--lines", min=0, help="Last lines per component.")
-    ] = 20,
+    lines: Annotated[int, typer.Option("--tail", min=0, help="Last lines per component.")] = 20,
     run_name: RunOption = None,
+    namespace: Namespace = None,
     runs_dir: RunsDir = RUNS,
 ) -> None:
-    """Print what components wrote."""
+    """Print what components wrote; with -n those of a job in a cluster."""
+    if namespace is not None:
+        from rljob_operator.show import cluster
+
+        cluster.logs(component, follow=follow, lines=lines, name=run_name, namespace=namespace)
+        return
     from rljob_operator.show import logs as implementation
 
     implementation.main(component, follow=follow, lines=lines, name=run_name, runs_dir=runs_dir)

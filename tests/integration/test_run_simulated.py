@@ -98,7 +98,7 @@ def test_status_logs_and_audit_read_the_folder(finished: Job) -> None:
     status = rljob("status", "simulated", cwd=finished.root)
     assert "Succeeded" in status.stdout
     assert "Complete" in status.stdout
-    logs = rljob("logs", "trainer", "-n", "1000", cwd=finished.root)
+    logs = rljob("logs", "trainer", "--tail", "1000", cwd=finished.root)
     assert "event=trained" in logs.stdout
     audit = rljob("ledger", "audit", cwd=finished.root)
     assert audit.returncode == 0
