@@ -18,8 +18,9 @@ import msgspec
 import yaml
 from rich.console import Console
 
-from rljob.api.effects import cluster_only_keys, resolved
+from rljob.api.effects import resolved
 from rljob.api.load import load
+from rljob.api.placement import cluster_only_keys
 from rljob.api.rljob_types import RLJob
 from rljob.clock import SystemClock
 from rljob.errors import UserError
@@ -82,7 +83,7 @@ class Run:
         Raises:
             UserError: something is wrong with the manifest, the folder or the machine.
         """
-        job = load(manifest, assignments)
+        job = load(manifest, assignments, local=True)
         components = plan(job)
         for problem in lacks(observe(runs_dir), components):
             raise problem

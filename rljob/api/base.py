@@ -2,16 +2,55 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,51}[a-z0-9])?$")]
-"""A DNS label short enough that every child's name still fits in 63 characters."""
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,51}[a-z0-9])?$", max_length=53)]
+"""A DNS label."""
 
-PluginName = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.-]*(:[A-Za-z_]\w*)?$", max_length=253)]
+JobName = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]{0,42}[a-z0-9])?$", max_length=44)]
+"""A DNS label that starts with a letter, as a Service's name must, and is short enough for every child: a StatefulSet
+named `JOB-rollout` has pods only up to 52 characters, because they carry its name and a hash in one label."""
+
+Namespace = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$", max_length=63)]
+"""A Kubernetes namespace."""
+
+ObjectName = Annotated[
+    str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$", max_length=253)
+]
+"""The name of another Kubernetes object, such as a Secret or a RuntimeClass."""
+
+PluginName = Annotated[
+    str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*(:[A-Za-z_][A-Za-z0-9_]*)?$", max_length=253)
+]
 """An entry point name (`react`) or an import path (`my_pkg.tasks:MyTask`)."""
+
+Image = Annotated[str, Field(pattern=r"^[!-~]+$", max_length=512)]
+"""A container image's name."""
+
+EnvVars = Annotated[
+    dict[
+        Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)],
+        Annotated[str, Field(max_length=32_768)],
+    ],
+    Field(max_length=64),
+]
+"""Environment variables."""
+
+Quantities = Annotated[dict[str, Any], Field(max_length=8)]
+"""Kubernetes resource requirements: `limits`, `requests`, `claims`."""
+
+Options = Annotated[dict[str, Any], Field(max_length=32)]
+"""Keyword arguments of a plugin: any JSON."""
+
+PodTemplate = Annotated[dict[str, Any], Field(max_length=32)]
+"""`metadata` and `spec` of a pod template, of which only what differs is given."""
+
+HANGS: dict[str, Any] = {"x-rljob-hangs": True}
+"""`json_schema_extra` of a field whose meaning hangs on another key: its default is left out of the CRD, so that the
+API server does not write a key into a manifest that is refused there."""
 
 
 class ApiModel(BaseModel):

@@ -9,9 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rljob.api.engine_args import reserved
+from rljob.api.modes import drop_without_effect, mode_rules
+from rljob.api.placement import sources
+from rljob.api.problem import Problem
 from rljob.api.rljob_types import RLJob, Sampling, Task
 from rljob.api.source import KeyPath
 from rljob.errors import ManifestError
@@ -23,16 +26,10 @@ BYTES_PER_TOKEN = 5.1
 """A packed trajectory at most, see `rljob.codec`."""
 STORE_FILL = 0.8
 """Leases stop when the store is filled beyond this share of maxmemory."""
+LABEL_LENGTH = 63
+"""Of a label's value: a pool's pods carry the name of their SandboxPool, which is JOB-POOL."""
 STORE_BASE_MIB = 8
 """An empty Valkey plus the ledger's own records."""
-
-
-class Problem(NamedTuple):
-    """One fault: where, what is wrong, what to do."""
-
-    path: KeyPath
-    problem: str
-    fix: str
 
 
 Rule = Callable[[RLJob], Iterator[Problem]]
@@ -56,8 +53,16 @@ def _model_source(job: RLJob) -> Iterator[Problem]:
         )
 
 
+def _sources(job: RLJob) -> Iterator[Problem]:
+    for path, value in sources(job):
+        if value.startswith("pvc://") and ".." in value.split("/"):
+            yield Problem(path, f"{value} leaves its volume", "name a path without ..")
+
+
 def _schedule(job: RLJob) -> Iterator[Problem]:
     rollout = job.spec.rollout
+    if job.spec.mode != "train":
+        return
     if rollout.schedule != "async":
         for key, value in (
             ("maxStaleness", rollout.max_staleness),
@@ -87,7 +92,7 @@ def _schedule(job: RLJob) -> Iterator[Problem]:
 
 def _sampling(job: RLJob) -> Iterator[Problem]:
     sampling = job.spec.rollout.sampling
-    if sampling.top_p < 1:
+    if sampling.top_p < 1 and job.spec.mode == "train":
         yield Problem(
             ("spec", "rollout", "sampling", "topP"),
             f"{sampling.top_p} trains on another policy than the one that is scored",
@@ -110,6 +115,8 @@ def _sampling(job: RLJob) -> Iterator[Problem]:
 
 
 def _algorithm(job: RLJob) -> Iterator[Problem]:
+    if job.spec.mode != "train":
+        return
     algorithm, path = job.spec.trainer.algorithm, ("spec", "trainer", "algorithm")
     if algorithm.normalize_by_std is not None and algorithm.advantage != "grpo":
         yield Problem(
@@ -172,6 +179,16 @@ def _duplicates(path: KeyPath, names: Iterable[str]) -> Iterator[Problem]:
         seen.add(name)
 
 
+def _lengths(job: RLJob) -> Iterator[Problem]:
+    for index, pool in enumerate(job.spec.sandbox_pools):
+        if len(job.name) + len(pool.name) >= LABEL_LENGTH:
+            yield Problem(
+                ("spec", "sandboxPools", index, "name"),
+                f"is too long beside metadata.name: {job.name}-{pool.name} must fit in {LABEL_LENGTH} characters",
+                "shorten one of them",
+            )
+
+
 def _pools(job: RLJob) -> Iterator[Problem]:
     for index, pool in enumerate(job.spec.sandbox_pools):
         if pool.recycle.max_reuses is not None and pool.recycle.strategy != "reset":
@@ -179,6 +196,12 @@ def _pools(job: RLJob) -> Iterator[Problem]:
                 ("spec", "sandboxPools", index, "recycle", "maxReuses"),
                 "has no effect with strategy replace",
                 "remove it",
+            )
+        if pool.pod_security == "baseline" and pool.runtime_class_name is None:
+            yield Problem(
+                ("spec", "sandboxPools", index, "podSecurity"),
+                "baseline needs a runtimeClassName that isolates the sandbox",
+                "add runtimeClassName, e.g. gvisor, or use restricted",
             )
         images = {image.image for image in pool.images}
         for number, task in enumerate(job.spec.tasks):
@@ -197,7 +220,13 @@ def _pools(job: RLJob) -> Iterator[Problem]:
 
 def _store(job: RLJob) -> Iterator[Problem]:
     redis = job.spec.store.redis
-    if redis.url is None:
+    if redis.url is not None and redis.secret_ref is not None:
+        yield Problem(
+            ("spec", "store", "redis", "secretRef"),
+            "has no effect beside url",
+            "remove one of them",
+        )
+    if redis.url is None and redis.secret_ref is None:
         if (need := store_need_mib(job)) > redis.max_memory_mib:
             yield Problem(
                 ("spec", "store", "redis", "maxMemoryMib"),
@@ -210,17 +239,21 @@ def _store(job: RLJob) -> Iterator[Problem]:
             alias = type(redis).model_fields[key].alias or key
             yield Problem(
                 ("spec", "store", "redis", alias),
-                "belongs to the job's own Valkey and has no effect beside url",
+                "belongs to the job's own Valkey and has no effect beside url or secretRef",
                 "remove one of them",
             )
 
 
 def store_need_mib(job: RLJob) -> int:
-    """MiB of `maxmemory` that the outstanding work may need: ready and running groups of every step up to the bound."""
+    """MiB of `maxmemory` that the outstanding work may need: ready and running groups of every step up to the bound.
+
+    Without a trainer, what runs and as much again that waits to be collected.
+    """
     rollout = job.spec.rollout
-    episodes = (
-        rollout.staleness_bound + 1
-    ) * job.spec.trainer.groups_per_step * rollout.group_size + rollout.max_concurrent_episodes
+    episodes = 2 * rollout.max_concurrent_episodes
+    if job.spec.mode == "train":
+        steps = (rollout.staleness_bound + 1) * job.spec.trainer.groups_per_step
+        episodes = steps * rollout.group_size + rollout.max_concurrent_episodes
     outstanding = episodes * job.spec.model.max_context_length * BYTES_PER_TOKEN
     return int(outstanding / STORE_FILL / 2**20) + STORE_BASE_MIB
 
@@ -229,15 +262,18 @@ def resolved(job: RLJob) -> dict[str, Any]:
     """The manifest with every default written out, but those that have no effect beside another key."""
     values = job.model_dump(mode="json", exclude_none=True)
     redis, lifecycle = values["spec"]["store"]["redis"], values["spec"]["lifecycle"]
-    if "url" in redis:
+    if "url" in redis or "secretRef" in redis:
         redis.pop("maxMemoryMib")
     if lifecycle.get("activeDeadlineSeconds", math.inf) < lifecycle["progressDeadlineSeconds"]:
         lifecycle.pop("progressDeadlineSeconds")
+    drop_without_effect(values)
     return values
 
 
-def _numbers(job: RLJob) -> Iterator[Problem]:
+def _training_numbers(job: RLJob) -> Iterator[Problem]:
     trainer, rollout = job.spec.trainer, job.spec.rollout
+    if job.spec.mode != "train":
+        return
     if trainer.optimizer.warmup_steps > trainer.steps:
         yield Problem(
             ("spec", "trainer", "optimizer", "warmupSteps"),
@@ -251,6 +287,33 @@ def _numbers(job: RLJob) -> Iterator[Problem]:
             "rollouts would wait for ever",
             f"use at most {rollout.staleness_bound + 1}",
         )
+
+
+def _replicas(job: RLJob) -> Iterator[Problem]:
+    rollout = job.spec.rollout
+    least, most = rollout.min_replicas, rollout.max_replicas
+    if (least is None) != (most is None):
+        given, missing = (
+            ("maxReplicas", "minReplicas") if least is None else ("minReplicas", "maxReplicas")
+        )
+        yield Problem(
+            ("spec", "rollout", given),
+            f"has an effect only with {missing}",
+            f"add {missing}, or remove it",
+        )
+    elif least is not None and most is not None and least > most:
+        yield Problem(
+            ("spec", "rollout", "minReplicas"), f"{least} is above maxReplicas {most}", "lower it"
+        )
+    if job.spec.mode != "eval" and rollout.max_concurrent_episodes < rollout.group_size:
+        yield Problem(
+            ("spec", "rollout", "maxConcurrentEpisodes"),
+            f"{rollout.max_concurrent_episodes} is below groupSize {rollout.group_size}: no group could ever start",
+            f"use at least {rollout.group_size}",
+        )
+
+
+def _deadlines(job: RLJob) -> Iterator[Problem]:
     lifecycle = job.spec.lifecycle
     if (
         lifecycle.active_deadline_seconds
@@ -287,15 +350,20 @@ def _engine_args(job: RLJob) -> Iterator[Problem]:
 
 
 _RULES: tuple[Rule, ...] = (
+    mode_rules,
     _model_source,
+    _sources,
     _schedule,
     _sampling,
     _algorithm,
     _names,
+    _lengths,
     _reward_options,
     _pools,
     _store,
-    _numbers,
+    _training_numbers,
+    _replicas,
+    _deadlines,
     _engine_args,
 )
 
@@ -323,40 +391,3 @@ def _plugins_of(task: Task) -> Iterator[tuple[KeyPath, Group, str]]:
         yield ("agent", "tools", number, "name"), "rljob.tools", tool.name
     if task.reward.name:
         yield ("reward", "name"), "rljob.rewards", task.reward.name
-
-
-CLUSTER_ONLY: tuple[KeyPath, ...] = tuple(
-    tuple(path.split("."))
-    for path in (
-        "metadata.namespace",
-        "spec.rollout.engine.image",
-        "spec.rollout.engine.resources",
-        "spec.rollout.engine.template",
-        "spec.rollout.worker.template",
-        "spec.trainer.image",
-        "spec.trainer.resources",
-        "spec.trainer.template",
-        "spec.scheduling.queueName",
-        "spec.scheduling.priorityClassName",
-        "spec.sandboxPools.*.images",
-        "spec.sandboxPools.*.runtimeClassName",
-        "spec.tasks.*.sandbox.image",
-    )
-)
-"""Keys that the local driver leaves aside; `*` stands for every list position."""
-
-
-def cluster_only_keys(job: RLJob) -> list[str]:
-    """Those of `CLUSTER_ONLY` that the manifest sets, as people write them."""
-    given = job.model_dump(mode="json", exclude_unset=True, exclude_defaults=True)
-    return [
-        ".".join(map(str, path)).replace(".*", "[]") for path in CLUSTER_ONLY if _holds(given, path)
-    ]
-
-
-def _holds(data: object, path: KeyPath) -> bool:
-    if not path:
-        return data not in (None, {}, [])
-    if path[0] == "*":
-        return isinstance(data, list) and any(_holds(item, path[1:]) for item in data)
-    return isinstance(data, dict) and path[0] in data and _holds(data[path[0]], path[1:])

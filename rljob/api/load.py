@@ -13,7 +13,9 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from rljob.api.effects import Problem, find_problems
+from rljob.api.effects import find_problems
+from rljob.api.placement import refused_locally
+from rljob.api.problem import Problem
 from rljob.api.rljob_types import RLJob
 from rljob.api.source import KeyPath, Source, dotted, parse, set_value
 from rljob.errors import ManifestError
@@ -31,13 +33,16 @@ class ManifestFaultsError(ManifestError):
         return "\n".join(self.lines)
 
 
-def load(file: Path, assignments: Sequence[str] = (), *, plugins: bool = True) -> RLJob:
+def load(
+    file: Path, assignments: Sequence[str] = (), *, plugins: bool = True, local: bool = False
+) -> RLJob:
     """Read, check and return a manifest.
 
     Args:
         file: The YAML file.
         assignments: `path=value` overrides (`--set`), applied before checking.
         plugins: Also check that named tasks, agents, tools and rewards can be found.
+        local: Also refuse what only a cluster has.
 
     Raises:
         ManifestError: the file cannot be read or parsed.
@@ -46,7 +51,10 @@ def load(file: Path, assignments: Sequence[str] = (), *, plugins: bool = True) -
     source = parse(_read(file), str(file))
     for assignment in assignments:
         set_value(source, assignment)
-    return check(source, file.resolve().parent if plugins else None)
+    job = check(source, file.resolve().parent if plugins else None)
+    if local and (problems := refused_locally(job)):
+        raise ManifestFaultsError([_line(source, problem) for problem in problems])
+    return job
 
 
 def check(source: Source, plugin_dir: Path | None = None) -> RLJob:

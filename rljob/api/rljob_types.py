@@ -7,27 +7,53 @@ where it would have no effect. Fields marked *immutable* are fixed once the job 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from rljob.api.base import ApiModel, Name, PluginName
-from rljob.api.sandboxpool_types import PoolImage, Recycle, SandboxLimits, SandboxPool
+from rljob.api.base import (
+    HANGS,
+    ApiModel,
+    EnvVars,
+    Image,
+    JobName,
+    Name,
+    Namespace,
+    ObjectName,
+    Options,
+    PluginName,
+    PodTemplate,
+    Quantities,
+)
+from rljob.api.sandboxpool_types import (
+    PoolImage,
+    Recycle,
+    SandboxLimits,
+    SandboxPool,
+    SandboxPoolSpec,
+)
 from rljob.api.trainer_types import Algorithm, Checkpoint, Correction, Optimizer, Trainer, Weights
 
 __all__ = [
     "API_VERSION", "KIND", "AgentRef", "Algorithm", "Checkpoint", "Correction", "Data", "Deadlines", "Engine",
     "Lifecycle", "Model", "ObjectMeta", "Optimizer", "PoolImage", "RLJob", "RLJobSpec", "Recycle", "Redis",
-    "RewardRef", "Rollout", "Sampling", "SandboxLimits", "SandboxPool", "Scheduling", "Store", "Task",
-    "TaskSandbox", "ToolRef", "TrainData", "Trainer", "ValidationData", "Weights", "Worker",
+    "RewardRef", "Rollout", "Sampling", "SandboxLimits", "SandboxPool", "SandboxPoolSpec", "Scheduling", "SecretRef",
+    "Store", "Task", "TaskSandbox", "ToolRef", "TrainData", "Trainer", "ValidationData", "Weights", "Worker",
 ]  # fmt: skip
 
 API_VERSION = "rljob.dev/v1alpha1"
 KIND = "RLJob"
 
 Seconds = Annotated[float, Field(gt=0, le=604_800)]
-SourceUrl = Annotated[str, Field(pattern=r"^(hf|file|recipe)://.+$", max_length=1024)]
-"""`hf://ORG/NAME`, `file://PATH` (absolute, or relative to the manifest) or `recipe://NAME` (a builder)."""
+SourceUrl = Annotated[
+    str,
+    Field(
+        pattern=r"^((hf|file|recipe)://.+|pvc://[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/.+)$",
+        max_length=1024,
+    ),
+]
+"""`hf://ORG/NAME`, `file://PATH` (absolute, or relative to the manifest), `recipe://NAME` (a builder) or, in a cluster
+only, `pvc://CLAIM/PATH`."""
 
 
 class Model(ApiModel):
@@ -81,8 +107,8 @@ class ValidationData(ApiModel):
 
     source: SourceUrl
     """JSON lines or parquet; never shown to the trainer."""
-    every_steps: int = Field(default=10, ge=1, le=1_000_000)
-    """Score after every so many steps; version 0 and the last are always scored."""
+    every_steps: int = Field(default=10, ge=1, le=1_000_000, json_schema_extra=HANGS)
+    """Score after every so many steps; version 0 and the last are always scored. Only mode `train` has steps."""
     samples_per_prompt: int = Field(default=1, ge=1, le=256)
     """Episodes per row."""
     pass_at: list[Annotated[int, Field(ge=1, le=256)]] = Field(
@@ -105,8 +131,10 @@ class ValidationData(ApiModel):
 class Data(ApiModel):
     """The datasets."""
 
-    train: TrainData
+    train: TrainData = TrainData(source="file://none")
+    """Rows of modes `train` and `rollout`, required there; mode `eval` has none."""
     validation: ValidationData | None = None
+    """Rows that are scored: required in mode `eval`, and without effect in mode `rollout`."""
 
 
 class TaskSandbox(ApiModel):
@@ -114,9 +142,9 @@ class TaskSandbox(ApiModel):
 
     pool: Name
     """A pool of `spec.sandboxPools`."""
-    image: str | None = Field(default=None, max_length=512)
+    image: Image | None = None
     """Image to claim; without it the pool's first."""
-    env: dict[str, str] = Field(default_factory=dict, max_length=64)
+    env: EnvVars = Field(default_factory=dict)
     """Environment of every command in the sandbox."""
 
 
@@ -125,7 +153,7 @@ class ToolRef(ApiModel):
 
     name: PluginName
     """The tool."""
-    options: dict[str, Any] = Field(default_factory=dict, max_length=32)
+    options: Options = Field(default_factory=dict)
     """Keyword arguments of the tool's constructor."""
 
 
@@ -142,7 +170,7 @@ class AgentRef(ApiModel):
     """Tools the model may call."""
     system_prompt: str | None = Field(default=None, max_length=65_536)
     """First message of every episode; without it the task's own, or none."""
-    options: dict[str, Any] = Field(default_factory=dict, max_length=32)
+    options: Options = Field(default_factory=dict)
     """Keyword arguments of the agent's constructor."""
 
 
@@ -153,7 +181,7 @@ class RewardRef(ApiModel):
     """A reward by name; without it the task type's own."""
     fresh_sandbox: bool = False
     """Score in a newly claimed sandbox that gets only the exported result."""
-    options: dict[str, Any] = Field(default_factory=dict, max_length=32)
+    options: Options = Field(default_factory=dict)
     """Keyword arguments of the reward's constructor, where it is a class."""
 
 
@@ -167,7 +195,7 @@ class Task(ApiModel):
     sandbox: TaskSandbox
     agent: AgentRef = AgentRef()
     reward: RewardRef = RewardRef()
-    options: dict[str, Any] = Field(default_factory=dict, max_length=32)
+    options: Options = Field(default_factory=dict)
     """Keyword arguments of the task's constructor."""
 
 
@@ -191,17 +219,17 @@ class Deadlines(ApiModel):
 class Engine(ApiModel):
     """The inference engine of each rollout pod."""
 
-    image: str | None = Field(default=None, max_length=512)
+    image: Image | None = None
     """Any vLLM image (cluster only)."""
     args: list[Annotated[str, Field(max_length=1024)]] = Field(default_factory=list, max_length=128)
     """Further arguments of `vllm serve`; those that rljob sets itself are refused."""
-    env: dict[str, str] = Field(default_factory=dict, max_length=64)
+    env: EnvVars = Field(default_factory=dict)
     """Further environment of the engine."""
     port: int | None = Field(default=None, ge=1024, le=65_535)
     """A fixed port; without it the local driver takes a free one."""
-    resources: dict[str, Any] = Field(default_factory=dict, max_length=8)
+    resources: Quantities = Field(default_factory=dict)
     """Kubernetes resource requirements (cluster only)."""
-    template: dict[str, Any] = Field(default_factory=dict)
+    template: PodTemplate = Field(default_factory=dict)
     """Strategic override of the rendered pod (cluster only)."""
     kind: Literal["vllm", "simulated"] = "vllm"
     """`simulated` answers with made-up tokens: for tests of scheduling and failures."""
@@ -210,18 +238,24 @@ class Engine(ApiModel):
 class Worker(ApiModel):
     """The rollout worker of each rollout pod."""
 
-    template: dict[str, Any] = Field(default_factory=dict)
+    image: Image | None = None
+    """Rollout worker image (cluster only)."""
+    resources: Quantities = Field(default_factory=dict)
+    """Kubernetes resource requirements (cluster only)."""
+    template: PodTemplate = Field(default_factory=dict)
     """Strategic override of the rendered pod (cluster only)."""
 
 
 class Rollout(ApiModel):
     """How episodes are made."""
 
-    schedule: Literal["sync", "one_step", "async"] = "async"
+    schedule: Literal["sync", "one_step", "async"] = Field(default="async", json_schema_extra=HANGS)
     """sync: η = 0. one_step: η = 1, weights change only between batches. async: η = maxStaleness, episodes go on across
-    updates."""
-    group_size: int = Field(default=8, ge=1, le=1024)
-    """Episodes per prompt. Immutable."""
+    updates. Only mode `train` has one."""
+    groups: int | None = Field(default=None, ge=1, le=1_000_000_000)
+    """Only in mode `rollout`: prompts to collect; without it one pass over the rows."""
+    group_size: int = Field(default=8, ge=1, le=1024, json_schema_extra=HANGS)
+    """Episodes per prompt; mode `eval` has `samplesPerPrompt` instead. Immutable."""
     max_staleness: int | None = Field(default=None, ge=0, le=1000)
     """η, in policy versions, a hard bound; only `async` has it (2 where it is not given)."""
     on_stale: Literal["evict", "wait", "mask"] | None = None
@@ -241,18 +275,13 @@ class Rollout(ApiModel):
     sampling: Sampling = Sampling()
     deadlines: Deadlines = Deadlines()
     replicas: int = Field(default=1, ge=1, le=10_000)
-    """Rollout pods; the local driver runs one."""
+    """Rollout pods; the local driver runs one. With `minReplicas` and `maxReplicas`: how many to start with."""
+    min_replicas: int | None = Field(default=None, ge=1, le=10_000)
+    """Rollout pods at least, when rljob scales them (cluster only); only with `maxReplicas`."""
+    max_replicas: int | None = Field(default=None, ge=1, le=10_000)
+    """Rollout pods at most, when rljob scales them (cluster only); only with `minReplicas`."""
     worker: Worker = Worker()
     engine: Engine = Engine()
-
-    @model_validator(mode="after")
-    def _a_group_fits(self) -> Rollout:
-        if self.max_concurrent_episodes < self.group_size:
-            raise ValueError(
-                f"maxConcurrentEpisodes {self.max_concurrent_episodes} is below groupSize {self.group_size}: "
-                "no group could ever start"
-            )
-        return self
 
     @property
     def staleness_bound(self) -> int:
@@ -272,14 +301,25 @@ class Rollout(ApiModel):
         return self.schedule == "async" and self.partial_rollout is not False
 
 
+class SecretRef(ApiModel):
+    """A key of a Secret in the job's namespace (cluster only)."""
+
+    name: ObjectName
+    """The Secret."""
+    key: str = Field(default="url", pattern=r"^[-._a-zA-Z0-9]+$", max_length=253)
+    """The key that holds the URL."""
+
+
 class Redis(ApiModel):
     """A Redis or Valkey of one's own."""
 
     url: str | None = Field(default=None, pattern=r"^(redis|rediss|unix)://.+$", max_length=1024)
-    """Without it the job gets a Valkey of its own."""
+    """Without it, and without `secretRef`, the job gets a Valkey of its own."""
+    secret_ref: SecretRef | None = None
+    """Where the URL is kept, instead of `url` (cluster only)."""
     port: int | None = Field(default=None, ge=1024, le=65_535)
     """A fixed port of the job's own Valkey; without it the local driver takes a free one."""
-    max_memory_mib: int = Field(default=512, ge=16, le=1_048_576)
+    max_memory_mib: int = Field(default=512, ge=16, le=1_048_576, json_schema_extra=HANGS)
     """`maxmemory` of the job's own Valkey."""
 
 
@@ -287,16 +327,21 @@ class Store(ApiModel):
     """Where the ledger and the artifacts live."""
 
     redis: Redis = Redis()
-    artifacts: str | None = Field(default=None, pattern=r"^file://.+$", max_length=1024)
-    """Weights, checkpoints, batches. Without it, the run's own folder."""
+    artifacts: str | None = Field(
+        default=None,
+        pattern=r"^(file://.+|pvc://[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?(/.*)?)$",
+        max_length=1024,
+    )
+    """Weights, checkpoints, batches: `file://PATH` or, in a cluster only, `pvc://CLAIM` or `pvc://CLAIM/PATH`. Without
+    it, the run's own folder, in a cluster a volume of the job's own. Immutable."""
 
 
 class Scheduling(ApiModel):
     """Hints for the cluster's scheduler."""
 
-    queue_name: str | None = Field(default=None, max_length=253)
+    queue_name: Namespace | None = None
     """Queue that admits the job (cluster only)."""
-    priority_class_name: str | None = Field(default=None, max_length=253)
+    priority_class_name: ObjectName | None = None
     """PriorityClass of the pods (cluster only)."""
 
 
@@ -305,23 +350,33 @@ class Lifecycle(ApiModel):
 
     active_deadline_seconds: int | None = Field(default=None, ge=1, le=31_536_000)
     """The job fails when it has run for so long."""
-    progress_deadline_seconds: int = Field(default=900, ge=5, le=604_800)
+    progress_deadline_seconds: int = Field(default=900, ge=5, le=604_800, json_schema_extra=HANGS)
     """No progress for so long is a condition that names what is waited for."""
     backoff_limit: int = Field(default=3, ge=0, le=1000)
-    """Consecutive failures of a component without a new committed step."""
+    """Consecutive failures of a component without a new committed step; in a cluster, without a new checkpoint."""
+    ready_deadline_seconds: int = Field(default=1800, ge=5, le=604_800)
+    """Roles that are not all up after so long: the job is suspended, and says which are missing (cluster only)."""
+    on_failure: Literal["deletePods", "keepPods"] = "deletePods"
+    """Whether the trainer and rollout pods of a failed job stay, to be looked at (cluster only)."""
+    ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=31_536_000)
+    """The RLJob is deleted, volumes too, when it has been finished for so long (cluster only); without it, never."""
 
 
 class RLJobSpec(ApiModel):
     """What a person wants."""
 
-    mode: Literal["train"] = "train"
-    """`train` learns from what the rollouts do."""
+    mode: Literal["train", "eval", "rollout"] = "train"
+    """`train` learns from what the rollouts do; `eval` scores the validation rows; `rollout` collects trajectories of
+    the training rows. The last two have no trainer. Immutable."""
+    suspend: bool = False
+    """True: checkpoint, scale to zero and keep the stream; false: go on (cluster only)."""
     model: Model
     data: Data
-    tasks: list[Task] = Field(min_length=1, max_length=256)
+    tasks: list[Task] = Field(min_length=1, max_length=64)
     rollout: Rollout = Rollout()
-    trainer: Trainer
-    sandbox_pools: list[SandboxPool] = Field(min_length=1, max_length=64)
+    trainer: Trainer = Trainer(steps=1, groups_per_step=1)
+    """Required in mode `train`, without effect in the others."""
+    sandbox_pools: list[SandboxPool] = Field(min_length=1, max_length=16)
     store: Store = Store()
     scheduling: Scheduling = Scheduling()
     lifecycle: Lifecycle = Lifecycle()
@@ -330,8 +385,8 @@ class RLJobSpec(ApiModel):
 class ObjectMeta(ApiModel):
     """The part of Kubernetes metadata that a person writes."""
 
-    name: Name
-    namespace: Name | None = None
+    name: JobName
+    namespace: Namespace | None = None
     labels: dict[str, str] = Field(default_factory=dict)
     annotations: dict[str, str] = Field(default_factory=dict)
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from rljob.api.base import ApiModel, Name
+from rljob.api.base import ApiModel, Image, Name, ObjectName, Quantities
 
 
 class PoolImage(ApiModel):
     """One image of a pool (cluster only; the local sandbox shows the machine's own /usr)."""
 
-    image: str = Field(max_length=512)
+    image: Image
     """The image."""
     weight: int = Field(default=1, ge=1, le=1000)
     """Share of the warm sandboxes."""
@@ -40,19 +40,22 @@ class SandboxLimits(ApiModel):
     """CPU time of one process."""
 
 
-class SandboxPool(ApiModel):
-    """A warm pool of sandboxes."""
+class SandboxPoolSpec(ApiModel):
+    """A warm pool of sandboxes: the spec of a SandboxPool object."""
 
-    name: Name
-    """What a task names as its pool."""
     warm: int = Field(default=4, ge=0, le=100_000)
     """Sandboxes kept ready."""
     max: int = Field(default=64, ge=1, le=100_000)
     """Sandboxes at most, claimed ones included."""
-    images: list[PoolImage] = Field(default_factory=list, max_length=64)
+    images: list[PoolImage] = Field(default_factory=list, max_length=32)
     """Images kept warm, by weight (cluster only)."""
-    runtime_class_name: str | None = Field(default=None, max_length=253)
+    runtime_class_name: ObjectName | None = None
     """RuntimeClass of the pods, such as gvisor (cluster only)."""
+    pod_security: Literal["restricted", "baseline"] = "restricted"
+    """Pod Security Standard of the pods (cluster only). `baseline` lets images run as root, so it needs a
+    runtimeClassName that isolates them."""
+    resources: Quantities = Field(default_factory=dict)
+    """Kubernetes resource requirements of a sandbox (cluster only); without it they follow `limits`."""
     egress: Literal["none"] = "none"
     """Network of a sandbox: none."""
     recycle: Recycle = Recycle()
@@ -61,7 +64,14 @@ class SandboxPool(ApiModel):
     """What isolates on one machine; `simulated` runs nothing: for tests of scheduling and failures."""
 
     @model_validator(mode="after")
-    def _warm_fits(self) -> SandboxPool:
+    def _warm_fits(self) -> Self:
         if self.warm > self.max:
             raise ValueError(f"warm {self.warm} is above max {self.max}")
         return self
+
+
+class SandboxPool(SandboxPoolSpec):
+    """A warm pool of sandboxes."""
+
+    name: Name
+    """What a task names as its pool. Immutable."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rljob.api.base import ApiModel
+from rljob.api.base import ApiModel, Image, PodTemplate, Quantities
 
 
 class Correction(ApiModel):
@@ -88,11 +88,11 @@ class Trainer(ApiModel):
     """`simulated` does no arithmetic: for tests of scheduling and failures."""
     replicas: Literal[1] = 1
     """Trainer pods."""
-    image: str | None = Field(default=None, max_length=512)
+    image: Image | None = None
     """Trainer image (cluster only)."""
-    resources: dict[str, Any] = Field(default_factory=dict, max_length=8)
+    resources: Quantities = Field(default_factory=dict)
     """Kubernetes resource requirements (cluster only)."""
-    template: dict[str, Any] = Field(default_factory=dict)
+    template: PodTemplate = Field(default_factory=dict)
     """Strategic override of the rendered pod (cluster only)."""
     steps: int = Field(ge=1, le=1_000_000)
     """Optimizer steps of the whole job."""

@@ -118,7 +118,7 @@ def _version(package: str) -> str:
 
 def manifest_checks(manifest: Path, machine: Machine) -> list[Check]:
     """What one manifest needs beyond that."""
-    job = load(manifest)
+    job = load(manifest, local=True)
     problems = [
         Check("missing", error.path, error.problem, error.fix)
         for error in lacks(machine, plan(job))

@@ -6,8 +6,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from rljob.api.effects import cluster_only_keys, store_need_mib
+from rljob.api.effects import store_need_mib
 from rljob.api.load import load
+from rljob.api.placement import cluster_only_keys
 from rljob.api.rljob_types import RLJob
 from rljob_operator.render.component import Component
 from rljob_operator.render.plan import plan
@@ -15,7 +16,7 @@ from rljob_operator.render.plan import plan
 
 def describe(manifest: Path, assignments: Sequence[str]) -> str:
     """The whole text."""
-    job = load(manifest, assignments)
+    job = load(manifest, assignments, local=True)
     lines = [f"{job.name}: {len(plan(job))} components, in start order"]
     lines += [_component(part) for part in plan(job)]
     lines += ["", *_numbers(job, manifest)]

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rljob.api.effects import cluster_only_keys, resolved, store_need_mib
+from rljob.api.effects import resolved, store_need_mib
 from rljob.api.load import check, load
+from rljob.api.placement import cluster_only_keys, refused_in_cluster
 from rljob.api.source import parse
 from rljob.errors import ManifestError
 
@@ -55,7 +56,7 @@ REFUSED = [
     (["rollout.engine.port=7000", "store.redis.port=7000"], "spec.rollout.engine.port", "of spec.store.redis too"),
     (["tasks[0].reward.options={a: 1}"], "spec.tasks[0].reward.options", "only beside a reward's name"),
     (["data.validation.passAt=[4]"], "spec.data.validation", "passAt 4 needs samplesPerPrompt"),
-    (["rollout.maxConcurrentEpisodes=4"], "spec.rollout", "below groupSize"),
+    (["rollout.maxConcurrentEpisodes=4"], "spec.rollout.maxConcurrentEpisodes", "below groupSize"),
 ]  # fmt: skip
 
 
