@@ -14,16 +14,15 @@ from typing import Any, Final, Literal
 
 from rljob.api.problem import Problem, holds
 from rljob.api.rljob_types import RLJob
-from rljob.api.source import KeyPath
 
 Mode = Literal["train", "eval", "rollout"]
 
 
-def _paths(*dotted: str) -> tuple[KeyPath, ...]:
+def _paths(*dotted: str) -> tuple[tuple[str, ...], ...]:
     return tuple(("spec", *path.split(".")) for path in dotted)
 
 
-REQUIRED: Final[dict[Mode, tuple[KeyPath, ...]]] = {
+REQUIRED: Final[dict[Mode, tuple[tuple[str, ...], ...]]] = {
     "train": _paths("trainer", "data.train"),
     "eval": _paths("data.validation"),
     "rollout": _paths("data.train"),
@@ -32,7 +31,7 @@ REQUIRED: Final[dict[Mode, tuple[KeyPath, ...]]] = {
 _TRAINING = ("trainer", "rollout.schedule", "rollout.maxStaleness", "rollout.onStale",
              "rollout.maxEvictions", "rollout.waitSeconds", "rollout.partialRollout")  # fmt: skip
 
-WITHOUT_EFFECT: Final[dict[Mode, tuple[KeyPath, ...]]] = {
+WITHOUT_EFFECT: Final[dict[Mode, tuple[tuple[str, ...], ...]]] = {
     "train": _paths("rollout.groups"),
     "eval": _paths(
         *_TRAINING,

@@ -1,0 +1,155 @@
+"""What the operator and the pool manager answer in `status`: one model each, from which the CRDs are made.
+
+Everything is optional: a status grows as a job gets on, and the API server must never refuse one. Written by the
+operator alone; `decide` fills in plain dicts with these names, and a test holds the two together.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rljob.api.base import ApiModel
+
+Count = Annotated[int, Field(ge=0)]
+Time = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
+Message = Annotated[str, Field(max_length=32_768)]
+
+
+class Condition(ApiModel):
+    """A fact about the object, as Kubernetes writes them."""
+
+    type: str = Field(pattern=r"^[A-Z][A-Za-z0-9]*$", max_length=316)
+    """A constant of `rljob.api.conditions`."""
+    status: Literal["True", "False", "Unknown"]
+    """Whether it holds."""
+    reason: str = Field(pattern=r"^[A-Z][A-Za-z0-9]*$", max_length=1024)
+    """Why, in one word: a constant of `rljob.api.conditions`."""
+    message: Message = ""
+    """Why, in a sentence."""
+    last_transition_time: Time
+    """Since when `status` is what it is."""
+    observed_generation: Count | None = None
+    """The generation of the spec that it speaks of."""
+
+
+class ValidationStatus(ApiModel):
+    """The newest validation."""
+
+    score: float | None = None
+    """Mean reward."""
+    step: Count | None = None
+    """After which step."""
+
+
+class RolloutsStatus(ApiModel):
+    """Episodes, and the pods that make them."""
+
+    replicas: Count | None = None
+    """Rollout pods there are."""
+    ready_replicas: Count | None = None
+    """Rollout pods whose engine, gateway and worker are up."""
+    desired: Count | None = None
+    """Rollout pods there should be, by the manifest or the autoscaler."""
+    selector: str | None = Field(default=None, max_length=1024)
+    """Label selector of the rollout pods, for the scale subresource."""
+    completed: Count | None = None
+    """Episodes done."""
+    failed: Count | None = None
+    """Episodes that were given up."""
+    running: Count | None = None
+    """Episodes under way."""
+    completion_rate: float | None = None
+    """Share of the ended episodes that completed, 0 to 1."""
+    mean_turns: float | None = None
+    """Assistant turns of a completed episode."""
+
+
+class TrainerStatus(ApiModel):
+    """The trainer's attempts."""
+
+    attempt: Count | None = None
+    """Number of the trainer Job, from 1."""
+    failures: Count | None = None
+    """Attempts in a row that ended without a new checkpoint; limited by backoffLimit."""
+    last_checkpoint: Count | None = None
+    """Step of the newest checkpoint that was seen."""
+
+
+class StalenessStatus(ApiModel):
+    """Policy versions between sampling and training, of the newest batch."""
+
+    mean: float | None = None
+    """Over its tokens."""
+    max: Count | None = None
+    """Of any token; never above the bound."""
+
+
+class SandboxesStatus(ApiModel):
+    """All pools of the job together."""
+
+    warm: Count | None = None
+    """Ready and not claimed."""
+    claimed: Count | None = None
+    """In use by an episode."""
+
+
+Conditions = Annotated[list[Condition], Field(max_length=32)]
+
+
+class RLJobStatus(ApiModel):
+    """What has become of a job."""
+
+    observed_generation: Count | None = None
+    """The generation of the spec that this status speaks of."""
+    phase: str | None = Field(default=None, max_length=64)
+    """The story in one word: a constant of `rljob.api.conditions`."""
+    message: Message | None = None
+    """What is awaited, or why it ended, in a sentence."""
+    conditions: Conditions | None = None
+    """The facts, one per type."""
+    step: Count | None = None
+    """Steps committed."""
+    steps: Count | None = None
+    """Steps wanted."""
+    policy_version: Count | None = None
+    """Newest published weights."""
+    reward_mean: float | None = None
+    """Mean reward of the newest batch."""
+    validation: ValidationStatus | None = None
+    rollouts: RolloutsStatus | None = None
+    trainer: TrainerStatus | None = None
+    staleness: StalenessStatus | None = None
+    backlog: Count | None = None
+    """Groups ready to be trained on."""
+    sandboxes: SandboxesStatus | None = None
+    gpus: Count | None = None
+    """nvidia.com/gpu that the job's pods ask for."""
+    start_time: Time | None = None
+    """First accepted."""
+    completion_time: Time | None = None
+    """Succeeded or failed."""
+
+
+class SandboxPoolStatus(ApiModel):
+    """What has become of a pool."""
+
+    observed_generation: Count | None = None
+    """The generation of the spec that this status speaks of."""
+    conditions: Conditions | None = None
+    """Ready and Degraded."""
+    ready: Count | None = None
+    """Warm sandboxes that can be claimed."""
+    claimed: Count | None = None
+    """In use by an episode."""
+    starting: Count | None = None
+    """Pods that are not ready yet."""
+    resetting: Count | None = None
+    """Between two episodes."""
+    warm: Count | None = None
+    """Wanted ready, by the spec."""
+    max: Count | None = None
+    """Allowed in all, by the spec."""
+    selector: str | None = Field(default=None, max_length=1024)
+    """Label selector of the pods, for the scale subresource."""
