@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -49,6 +49,8 @@ class KubeClient:
         deadline_seconds: Of every call that names no other.
         transport: For tests: what answers instead of the network.
         clock: Time, for the token's age.
+        before_write: Called before every attempt of a call that is no GET; what it raises ends the call: a fence.
+        on_answer: Told method and status of every attempt, status 0 where no answer came: metrics.
     """
 
     def __init__(
@@ -59,8 +61,11 @@ class KubeClient:
         deadline_seconds: float = DEADLINE_SECONDS,
         transport: httpx.AsyncBaseTransport | None = None,
         clock: Clock | None = None,
+        before_write: Callable[[], None] = lambda: None,
+        on_answer: Callable[[str, int], None] = lambda method, status: None,
     ) -> None:
         self.config = config
+        self._before_write, self._on_answer = before_write, on_answer
         self._deadline_seconds = deadline_seconds
         self._clock = clock or SystemClock()
         self._token, self._token_read = "", float("-inf")
@@ -338,6 +343,8 @@ class KubeClient:
             async with asyncio.timeout(deadline_seconds or self._deadline_seconds):
                 for attempt in range(MAX_ATTEMPTS):
                     pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0**attempt)
+                    if method != "GET":
+                        self._before_write()
                     try:
                         response = await self._calls.request(
                             method,
@@ -347,8 +354,10 @@ class KubeClient:
                             headers={**headers, **self._authorization()},
                         )
                     except httpx.TransportError as error:
+                        self._on_answer(method, 0)
                         last = _words(error)
                     else:
+                        self._on_answer(method, response.status_code)
                         if response.status_code < 400:
                             return response
                         pause = self._pause(response, pause, attempt)
