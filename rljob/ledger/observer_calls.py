@@ -21,7 +21,7 @@ class ObserverCalls(Calls):
         return cast("Phase | None", await self._store.call("finished") or None)
 
     async def drain(self, on: bool = True) -> None:
-        """Stop (or allow again) all leases, for a job that is being suspended."""
+        """Stop (or allow again) all leases, for a job that is being suspended; a new trainer allows them again."""
         await self._store.call("drain", int(on))
 
     async def report(self, component: str, report: Report) -> None:

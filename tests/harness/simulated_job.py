@@ -44,8 +44,6 @@ class Job:
         data["spec"]["model"]["source"] = f"file://{model}"
         for path, value in changes.items():
             _set(data, path.split("__"), value)
-        for split in ("train", "validation"):
-            data["spec"]["data"][split]["source"] = f"file://{EXAMPLE / split}.jsonl"
         self.name = data["metadata"]["name"]
         self.root, self.folder = root, root / "runs" / self.name
         self.manifest = root / "rljob.yaml"

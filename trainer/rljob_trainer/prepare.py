@@ -4,9 +4,9 @@
     spec.data  ──► fetch or build ──► check, canonical ─┴──► <artifacts>/prepared/  (renamed into
     place, manifest last)
 
-Consumes the manifest. Produces prepared/model, prepared/{train,validation}.jsonl and
-prepared/manifest.json. Waits only for
-the sources. A prepared folder that matches the manifest is kept, so resuming costs nothing.
+Consumes the manifest. Produces prepared/model, prepared/{train,validation}.jsonl (what the mode uses) and
+prepared/manifest.json. Waits only for the sources. A prepared folder that matches the manifest is kept, so resuming
+costs nothing; one that a killed start left half done does not count.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -26,6 +25,7 @@ from rljob.api.rljob_types import RLJob
 from rljob.errors import DataError, UserError
 from rljob.settings import Settings
 from rljob.task_config import Row
+from rljob_trainer.files import new_directory
 from rljob_trainer.recipes import Say
 from rljob_trainer.sources import digest_files, fetch_model, fetch_rows
 
@@ -43,14 +43,11 @@ def prepare(settings: Settings, say: Say) -> dict[str, Any]:
         say("prepared before, kept")
         return kept
     started = time.monotonic()
-    partial = prepared.with_name("prepared.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    (partial / "model").mkdir(parents=True)
-    manifest = {"key": key, **_fill(job, settings, partial, say)}
-    manifest["seconds"] = round(time.monotonic() - started, 3)
-    (partial / "manifest.json").write_text(json.dumps(manifest, indent=2))
-    shutil.rmtree(prepared, ignore_errors=True)
-    partial.rename(prepared)
+    with new_directory(prepared) as partial:
+        (partial / "model").mkdir()
+        manifest = {"key": key, **_fill(job, settings, partial, say)}
+        manifest["seconds"] = round(time.monotonic() - started, 3)
+        (partial / "manifest.json").write_text(json.dumps(manifest, indent=2))
     return manifest
 
 
@@ -59,8 +56,11 @@ def _fill(job: RLJob, settings: Settings, partial: Path, say: Say) -> dict[str, 
     data = job.spec.data
     tasks = [task.name for task in job.spec.tasks]
     # Rows first: a malformed row should be told before minutes go into a model.
-    train = fetch_rows(data.train.source, "train", base, tasks, "spec.data.train.source")
-    manifest: dict[str, Any] = {"train": _write_rows(partial / "train.jsonl", train)}
+    train: list[Row] = []
+    manifest: dict[str, Any] = {}
+    if job.spec.mode != "eval":
+        train = fetch_rows(data.train.source, "train", base, tasks, "spec.data.train.source")
+        manifest["train"] = _write_rows(partial / "train.jsonl", train)
     if data.validation is not None:
         source = data.validation.source
         rows = fetch_rows(source, "validation", base, tasks, "spec.data.validation.source")
@@ -124,12 +124,11 @@ def main() -> int:
     except UserError as error:
         print(error, file=sys.stderr, flush=True)  # noqa: T201
         return error.exit_code
-    validation = manifest.get("validation", {}).get("rows", 0)
-    origin = "from cache" if manifest["from_cache"] else "built"
-    rows = manifest["train"]["rows"]
-    say(
-        f"model {origin}, {rows} training rows, {validation} validation rows, {manifest['seconds']} s"
+    training, validation = (
+        manifest.get(split, {}).get("rows", 0) for split in ("train", "validation")
     )
+    origin, seconds = "from cache" if manifest["from_cache"] else "built", manifest["seconds"]
+    say(f"model {origin}, {training} training rows, {validation} validation rows, {seconds} s")
     return 0
 
 

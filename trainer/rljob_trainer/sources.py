@@ -1,20 +1,25 @@
-"""Sources in: `hf://`, `file://` and `recipe://` to a local model directory or to rows."""
+"""Sources in: `hf://`, `file://`, `pvc://` and `recipe://` to a local model directory or to rows."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from rljob.errors import DataError, UserError
+from rljob.labels import VOLUMES_PATH
 from rljob.task_config import Row
 from rljob_trainer import recipes
 from rljob_trainer.recipes import Say
 from rljob_trainer.rows import check_tasks, read_rows
 
 _MODEL_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+_BUILDING = ".building-"
+_ABANDONED_SECONDS = 86_400
 
 
 def fetch_model(
@@ -41,13 +46,13 @@ def fetch_model(
     if scheme == "recipe":
         from_cache = _build_recipe_model(source, cache, target, say)
     elif scheme == "hf":
-        _link_tree(_download(rest, revision, "model", _MODEL_PATTERNS, "spec.model.source"), target)
+        _copy_tree(_download(rest, revision, "model", _MODEL_PATTERNS, "spec.model.source"), target)
     else:
-        folder = local_path(rest, base)
+        folder = _on_disk(source, base, "spec.model.source")
         if not folder.is_dir():
             fix = "give the folder of a Hugging Face model"
             raise UserError("spec.model.source", f"no such folder: {folder}", fix)
-        _link_tree(folder, target)
+        _copy_tree(folder, target)
     check_model(target)
     return from_cache
 
@@ -73,16 +78,33 @@ def fetch_rows(
         rows = recipe.build_rows(split, options)
         check_tasks(rows, task_names, source)
         return rows
-    if scheme == "file":
-        return read_rows(local_path(rest, base), task_names)
+    if scheme in ("file", "pvc"):
+        return read_rows(_on_disk(source, base, manifest_path), task_names)
     owner, name, file = _split_hf_file(rest, manifest_path)
     folder = _download(f"{owner}/{name}", None, "dataset", [file], manifest_path)
     return read_rows(folder / file, task_names)
 
 
-def local_path(rest: str, base: Path) -> Path:
-    """The path of a file:// source: absolute, or relative to the manifest's folder."""
-    return base / rest
+def _on_disk(source: str, base: Path, manifest_path: str) -> Path:
+    """The path of a file:// source (absolute, or relative to the manifest's folder) or of a pvc:// one (mounted)."""
+    scheme, _, rest = source.partition("://")
+    if scheme == "file":
+        return base / rest
+    claim, _, path = rest.partition("/")
+    if not claim or not path or ".." in (claim, *path.split("/")):
+        fix = "write pvc://CLAIM/path/inside/the/volume, without .."
+        raise DataError(manifest_path, f"{source} names no place inside a volume", fix)
+    volume = Path(VOLUMES_PATH) / claim
+    if not volume.is_dir():
+        fix = "pvc:// sources are for clusters; on one machine use file://"
+        raise DataError(manifest_path, f"the volume {claim} is not mounted at {volume}", fix)
+    found = volume / path
+    if not found.resolve().is_relative_to(volume.resolve()):
+        raise DataError(manifest_path, f"{source} leads out of its volume", "copy it there")
+    if not found.exists():
+        fix = "check the path, and that the claim holds the data"
+        raise DataError(manifest_path, f"the volume {claim} has no {path}", fix)
+    return found
 
 
 def check_model(folder: Path) -> None:
@@ -139,20 +161,43 @@ def _build_recipe_model(source: str, cache: Path, target: Path, say: Say) -> boo
     hit = (cached / "complete").is_file()
     if not hit:
         say(f"building {source}")
-        building = cached.with_name(f"{cached.name}.building-{target.parent.name}")
-        shutil.rmtree(building, ignore_errors=True)
+        _remove_abandoned(cached.parent)
+        building = cached.with_name(f"{cached.name}{_BUILDING}{secrets.token_hex(4)}")
         (building / "model").mkdir(parents=True)
         recipe.build_model(building / "model", options, say)
         (building / "complete").touch()
         shutil.rmtree(cached, ignore_errors=True)
-        building.rename(cached)
-    _link_tree(cached / "model", target)
+        _settle(building, cached)
+    _copy_tree(cached / "model", target)
     return hit
 
 
-def _link_tree(source: Path, target: Path) -> None:
-    """Copy a model directory, following links: the artifact store must not depend on its source."""
-    shutil.copytree(source, target, dirs_exist_ok=True)
+def _settle(building: Path, cached: Path) -> None:
+    try:
+        building.rename(cached)
+    except OSError:
+        if not (cached / "complete").is_file():
+            raise
+        shutil.rmtree(building)  # another run on this machine built the same and was faster
+
+
+def _remove_abandoned(models: Path) -> None:
+    """What a killed start left half built; a living one is young."""
+    for half in models.glob(f"*{_BUILDING}*"):
+        if time.time() - half.stat().st_mtime > _ABANDONED_SECONDS:
+            shutil.rmtree(half, ignore_errors=True)
+
+
+def _copy_tree(source: Path, target: Path) -> None:
+    """Copy a model directory, following links: the artifact store must not depend on its source.
+
+    Modes stay behind: a read-only folder that is copied could not be replaced again.
+    """
+    for file in source.rglob("*"):
+        if file.is_file():
+            place = target / file.relative_to(source)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, place)
 
 
 def _split_hf_file(rest: str, manifest_path: str) -> tuple[str, str, str]:

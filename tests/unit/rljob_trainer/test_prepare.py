@@ -95,7 +95,7 @@ def test_a_matching_prepared_folder_is_kept_and_another_is_replaced(sources: Pat
 def test_a_half_written_folder_of_a_killed_start_does_not_count(sources: Path) -> None:
     (sources / "artifacts" / "prepared").mkdir()
     (sources / "artifacts" / "prepared" / "train.jsonl").write_text("rubbish")
-    (sources / "artifacts" / "prepared.partial").mkdir()
+    (sources / "artifacts" / ".tmp-prepared" / "model").mkdir(parents=True)
     assert prepare(_settings(sources), _quiet)["train"]["rows"] == 2
 
 
@@ -175,7 +175,7 @@ def test_parquet_rows_may_hold_metadata_as_json_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("recipe://nope", "unknown recipe 'nope'; known: quickstart"),
+        ("recipe://nope", "unknown recipe 'nope'; known: quickstart, simulated"),
         ("recipe://quickstart?rowz=1", "no option 'rowz'"),
         ("recipe://quickstart?rows=many", "not a whole number"),
         ("recipe://quickstart?rows=-1", "not a whole number"),
@@ -206,6 +206,66 @@ def test_the_component_exits_2_with_the_line_last(sources: Path) -> None:
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("spec.model.source: no such folder")
+
+
+@pytest.fixture
+def volume(sources: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The claim `data`, mounted."""
+    monkeypatch.setattr("rljob_trainer.sources.VOLUMES_PATH", str(sources / "volumes"))
+    claim = sources / "volumes" / "data"
+    _model(claim / "models" / "small")
+    (claim / "rows.jsonl").write_text(GOOD_ROWS)
+    return claim
+
+
+def test_model_and_rows_come_from_a_mounted_volume(sources: Path, volume: Path) -> None:
+    (volume / "models" / "small").chmod(0o555)
+    changes = {
+        "model": {"source": "pvc://data/models/small"},
+        "data": {"train": {"source": "pvc://data/rows.jsonl"}},
+    }
+    assert prepare(_settings(sources, **changes), _quiet)["train"]["rows"] == 2
+    model = sources / "artifacts" / "prepared" / "model"
+    assert (model / "model.safetensors").read_text() == "weights"
+    assert model.stat().st_mode & 0o200  # so that it can be replaced
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("pvc://other/rows.jsonl", "the volume other is not mounted at"),
+        ("pvc://data/none.jsonl", "the volume data has no none.jsonl"),
+        ("pvc://data/../data/rows.jsonl", "names no place inside a volume"),
+        ("pvc://data/out/b.jsonl", "leads out of its volume"),
+        ("pvc://data/models", "no such file"),
+    ],
+)
+def test_what_a_volume_does_not_hold_is_one_line(
+    sources: Path, volume: Path, source: str, message: str
+) -> None:
+    (volume / "out").symlink_to(sources)
+    with pytest.raises(DataError, match=message) as caught:
+        prepare(_settings(sources, data={"train": {"source": source}}), _quiet)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_simulated_recipe_needs_seconds_and_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "artifacts").mkdir()
+    recipe = {"source": "recipe://simulated"}
+    settings = _settings(tmp_path, model=recipe, data={"train": recipe, "validation": recipe})
+    script = (
+        "import sys; sys.modules['torch'] = None; from rljob_trainer.prepare import main; main()"
+    )
+    env = {**os.environ, **settings.to_env()}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    prepared = tmp_path / "artifacts" / "prepared"
+    manifest = json.loads((prepared / "manifest.json").read_text())
+    assert (manifest["train"]["rows"], manifest["validation"]["rows"]) == (80, 20)
+    for line in (prepared / "train.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        assert row["prompt"] == f"Submit sim-answer={row['metadata']['answer']}"
 
 
 @pytest.mark.verl

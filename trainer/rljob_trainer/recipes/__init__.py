@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, cast
 from urllib.parse import parse_qsl
@@ -16,8 +16,11 @@ from rljob.task_config import Row
 Say = Callable[[str], None]
 """Takes one line of progress."""
 
-RECIPES: Mapping[str, str] = {"quickstart": "rljob_trainer.recipes.quickstart"}
-"""Recipe name to the package that exports `OPTIONS`, `build_model` and `build_rows`."""
+RECIPES: Mapping[str, str] = {
+    "quickstart": "rljob_trainer.recipes.quickstart",
+    "simulated": "rljob_trainer.recipes.simulated",
+}
+"""Recipe name to the package that exports `OPTIONS`, `USES`, `build_model` and `build_rows`."""
 
 
 class Recipe(Protocol):
@@ -25,6 +28,8 @@ class Recipe(Protocol):
 
     OPTIONS: Mapping[str, int]
     """Every option of the source's query with its default; all are whole numbers."""
+    USES: Sequence[str]
+    """Other recipes' packages whose source code has a part in what is built."""
 
     def build_model(self, target: Path, options: Mapping[str, int], say: Say) -> None:
         """Write a model directory that vLLM can serve."""
@@ -61,9 +66,10 @@ def parse(source: str, path: str) -> tuple[Recipe, dict[str, int]]:
 
 
 def fingerprint(recipe: Recipe, options: Mapping[str, int]) -> str:
-    """Hash of the recipe's own source code and its options: the key of the cache."""
+    """Hash of the recipe's source code and its options: the key of the cache."""
     digest = hashlib.sha256(repr(sorted(options.items())).encode())
-    folder = Path(inspect.getfile(cast(type, recipe))).parent
-    for file in sorted(folder.glob("*.py")):
-        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    for package in (recipe, *map(importlib.import_module, recipe.USES)):
+        folder = Path(inspect.getfile(cast(type, package))).parent
+        for file in sorted(folder.glob("*.py")):
+            digest.update(file.name.encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()

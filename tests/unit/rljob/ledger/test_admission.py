@@ -51,6 +51,17 @@ async def test_each_refusal_has_its_reason(bench):
     await bench.ledger.drain()
     assert (await bench.reply(4)).reason == "draining"
     await bench.ledger.drain(False)
+    assert (await bench.reply(4)).reason == "at_capacity"
+
+
+async def test_a_new_trainer_ends_a_drain_that_nobody_lifted(bench):
+    await bench.start()
+    await bench.ledger.drain()
+    assert (await bench.reply(2)).reason == "draining"
+    await bench.ledger.open_trainer("trainer")
+    assert (await bench.reply(2)).reason == "draining"
+    await bench.ledger.open_trainer("its successor")
+    assert len((await bench.reply(2)).leases) == 2
 
 
 async def test_the_staleness_bound_moves_with_the_engine_not_with_the_policy(bench):

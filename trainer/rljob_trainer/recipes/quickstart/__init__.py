@@ -17,6 +17,7 @@ from rljob_trainer.recipes.quickstart.rows import make_rows
 OPTIONS: Mapping[str, int] = {"rows": 0, "seed": 0, "warm_start_steps": 260}
 """rows: how many (0: 4096 to train, 150 to validate). seed: of rows or of the model.
 warm_start_steps: 0 leaves it random."""
+USES = ()
 
 _DEFAULT_ROWS = {"train": 4096, "validation": 150}
 
