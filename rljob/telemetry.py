@@ -107,6 +107,11 @@ ATTEMPTS = Counter(
     "The completion rate is accepted / (accepted + retry + dead).",
     ["answer"],
 )
+FAILURES = Counter(
+    "rljob_failures_total",
+    "Attempts that the infrastructure failed, by the stage they were in and the class of the error.",
+    ["stage", "error"],
+)
 EPISODES_RUNNING = Gauge(
     "rljob_episodes_running", "Episodes in each stage of the pipeline now.", ["stage"]
 )

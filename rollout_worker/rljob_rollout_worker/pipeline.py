@@ -251,6 +251,7 @@ class Pipeline:
                 await episode.close()
         except (InfraError, TaskError, UserError, CorruptError) as error:  # boundary: stages
             reason = f"{attempt.stage}: {type(error).__name__}: {error}"
+            telemetry.FAILURES.inc(stage=attempt.stage, error=type(error).__name__)
             attempt.stage = "deliver"
             self.failed += 1
             await self._delivery.fail(*attempt.key, reason, evidence or reason, task)
