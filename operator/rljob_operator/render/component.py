@@ -79,9 +79,11 @@ class Component(msgspec.Struct, frozen=True, kw_only=True):
 _PLACEHOLDER = re.compile(r"\$(?:\$|\{([a-z]+):([^}]+)\})")
 
 
-def fill(template: str, lookup: Callable[[str, str], str]) -> str:
-    """Replace every placeholder by `lookup(kind, name)`; `$$` by a dollar sign."""
-    return _PLACEHOLDER.sub(lambda match: lookup(match[1], match[2]) if match[1] else "$", template)
+def fill(template: str, lookup: Callable[[str, str], str], *, dollar: str = "$") -> str:
+    """Replace every placeholder by `lookup(kind, name)`; `$$` by a dollar sign, or what stands for one."""
+    return _PLACEHOLDER.sub(
+        lambda match: lookup(match[1], match[2]) if match[1] else dollar, template
+    )
 
 
 def literal(text: str) -> str:
