@@ -10,7 +10,8 @@ from pydantic.alias_generators import to_camel
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,51}[a-z0-9])?$", max_length=53)]
 """A DNS label."""
 
-JobName = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]{0,42}[a-z0-9])?$", max_length=44)]
+JOB_NAME = "^[a-z]([-a-z0-9]{0,42}[a-z0-9])?$"
+JobName = Annotated[str, Field(pattern=JOB_NAME, max_length=44)]
 """A DNS label that starts with a letter, as a Service's name must, and is short enough for every child: a StatefulSet
 named `JOB-rollout` has pods only up to 52 characters, because they carry its name and a hash in one label."""
 

@@ -163,7 +163,7 @@ def _names(job: RLJob) -> Iterator[Problem]:
 
 def _reward_options(job: RLJob) -> Iterator[Problem]:
     for index, task in enumerate(job.spec.tasks):
-        if task.reward.options and task.reward.name is None:
+        if "options" in task.reward.model_fields_set and task.reward.name is None:
             yield Problem(
                 ("spec", "tasks", index, "reward", "options"),
                 "has an effect only beside a reward's name",
@@ -171,11 +171,11 @@ def _reward_options(job: RLJob) -> Iterator[Problem]:
             )
 
 
-def _duplicates(path: KeyPath, names: Iterable[str]) -> Iterator[Problem]:
+def _duplicates(path: KeyPath, names: Iterable[str], key: str = "name") -> Iterator[Problem]:
     seen: set[str] = set()
     for index, name in enumerate(names):
         if name in seen:
-            yield Problem((*path, index, "name"), f"{name} is used twice", "give each its own name")
+            yield Problem((*path, index, key), f"{name} is used twice", f"give each its own {key}")
         seen.add(name)
 
 
@@ -203,7 +203,10 @@ def _pools(job: RLJob) -> Iterator[Problem]:
                 "baseline needs a runtimeClassName that isolates the sandbox",
                 "add runtimeClassName, e.g. gvisor, or use restricted",
             )
-        images = {image.image for image in pool.images}
+        yield from _duplicates(
+            ("spec", "sandboxPools", index, "images"), [item.image for item in pool.images], "image"
+        )
+        images = {item.image for item in pool.images}
         for number, task in enumerate(job.spec.tasks):
             if (
                 task.sandbox.pool == pool.name
@@ -266,6 +269,9 @@ def resolved(job: RLJob) -> dict[str, Any]:
         redis.pop("maxMemoryMib")
     if lifecycle.get("activeDeadlineSeconds", math.inf) < lifecycle["progressDeadlineSeconds"]:
         lifecycle.pop("progressDeadlineSeconds")
+    for task in values["spec"]["tasks"]:
+        if "name" not in task["reward"]:
+            del task["reward"]["options"]
     drop_without_effect(values)
     return values
 

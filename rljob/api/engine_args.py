@@ -9,12 +9,12 @@ RESERVED_ARGS = frozenset(
     "--worker-extension-cls --max-model-len --max-num-seqs --logprobs-mode --generation-config --tokenizer --config "
     "--headless --api-server-count --data-parallel-size --lora-modules --seed --no-enable-prefix-caching".split()
 )
-_SHORT = {"-dp": "--data-parallel-size", "-asc": "--api-server-count"}
+SHORT_ARGS = {"-dp": "--data-parallel-size", "-asc": "--api-server-count"}
 
 
 def reserved(args: Sequence[str]) -> Iterator[tuple[int, str]]:
     """Position and name of each argument in `args` that is reserved, however it is spelled."""
     for index, arg in enumerate(args):
         name = arg.split("=", 1)[0].replace("_", "-")
-        if _SHORT.get(name, name) in RESERVED_ARGS:
+        if SHORT_ARGS.get(name, name) in RESERVED_ARGS:
             yield index, name

@@ -9,11 +9,12 @@ import difflib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from rljob.api.effects import find_problems
+from rljob.api.model_tree import keys_at
 from rljob.api.placement import refused_locally
 from rljob.api.problem import Problem
 from rljob.api.rljob_types import RLJob
@@ -115,7 +116,7 @@ def _explain(error: Any) -> Problem:
     path: KeyPath = tuple(error["loc"])
     kind, context, given = error["type"], error.get("ctx", {}), error.get("input")
     if kind == "extra_forbidden":
-        known = _keys_at(path[:-1])
+        known = keys_at(RLJob, path[:-1])
         close = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.6)
         return Problem(
             path,
@@ -170,22 +171,3 @@ _TYPES = {
 def _show(value: Any) -> str:
     text = json.dumps(value, default=str)
     return text if len(text) <= 60 else text[:57] + "…"
-
-
-def _keys_at(path: KeyPath) -> list[str]:
-    """The keys that the model at `path` knows."""
-    model: Any = RLJob
-    for part in path:
-        if isinstance(part, int):
-            continue
-        field = next((f for f in model.model_fields.values() if f.alias == part), None)
-        model = _model_of(field.annotation) if field else None
-        if model is None:
-            return []
-    return [field.alias or name for name, field in model.model_fields.items()]
-
-
-def _model_of(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next((model for arg in get_args(annotation) if (model := _model_of(arg))), None)

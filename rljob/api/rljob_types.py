@@ -131,7 +131,7 @@ class ValidationData(ApiModel):
 class Data(ApiModel):
     """The datasets."""
 
-    train: TrainData = TrainData(source="file://none")
+    train: TrainData = Field(default=TrainData(source="file://none"), json_schema_extra=HANGS)
     """Rows of modes `train` and `rollout`, required there; mode `eval` has none."""
     validation: ValidationData | None = None
     """Rows that are scored: required in mode `eval`, and without effect in mode `rollout`."""
@@ -374,7 +374,7 @@ class RLJobSpec(ApiModel):
     data: Data
     tasks: list[Task] = Field(min_length=1, max_length=64)
     rollout: Rollout = Rollout()
-    trainer: Trainer = Trainer(steps=1, groups_per_step=1)
+    trainer: Trainer = Field(default=Trainer(steps=1, groups_per_step=1), json_schema_extra=HANGS)
     """Required in mode `train`, without effect in the others."""
     sandbox_pools: list[SandboxPool] = Field(min_length=1, max_length=16)
     store: Store = Store()
