@@ -1,4 +1,4 @@
-"""The quick start of `make run`, the same file, on the real stack in pods: suspended in the middle, resumed, deleted."""
+"""The quick start, the same file as for `make run`, on the real stack in pods: suspended, resumed, deleted."""
 
 import json
 
