@@ -29,8 +29,12 @@ OPERATORS_OWN: tuple[tuple[str, ...], ...] = (
 
 def job_file(context: Context) -> Object:
     """ConfigMap J-job."""
-    manifest = _given(context.job)
-    manifest["metadata"] |= {"namespace": context.owner.namespace}
+    owner = context.owner
+    # labels and annotations come and go by other hands
+    manifest = {
+        **_given(context.job),
+        "metadata": {"name": owner.name, "namespace": owner.namespace},
+    }
     text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
     return context.child("v1", "ConfigMap", "job", JOB_WIDE, {"data": {"job.json": text}})
 

@@ -73,9 +73,24 @@ def refuse_local_artifacts(job: RLJob) -> None:
         raise ManifestError(path, f"{artifacts} leaves its volume", "remove the ..")
 
 
+def refuse_local_sources(job: RLJob) -> None:
+    """A relative file:// source lies beside a manifest, and pods have none beside them.
+
+    Raises:
+        ManifestError: the job names one.
+    """
+    for path, source in _sources(job):
+        if source.startswith("file://") and not source.startswith("file:///"):
+            raise ManifestError(
+                path,
+                f"{source} is relative to the manifest's folder, which is on no node",
+                "use hf://, pvc://, or an absolute path in the trainer's image",
+            )
+
+
 def source_claims(job: RLJob) -> list[str]:
     """Claims of the pvc:// sources, each once."""
-    return sorted({_split(source)[0] for source in _sources(job) if source.startswith(PVC)})
+    return sorted({_split(source)[0] for _, source in _sources(job) if source.startswith(PVC)})
 
 
 def source_volumes(context: Context) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -95,11 +110,13 @@ def source_volumes(context: Context) -> tuple[list[dict[str, Any]], list[dict[st
     return volumes, mounts
 
 
-def _sources(job: RLJob) -> Iterator[str]:
-    yield job.spec.model.source
-    yield job.spec.data.train.source
-    if job.spec.data.validation is not None:
-        yield job.spec.data.validation.source
+def _sources(job: RLJob) -> Iterator[tuple[str, str]]:
+    data = job.spec.data
+    yield "spec.model.source", job.spec.model.source
+    if "train" in data.model_fields_set:
+        yield "spec.data.train.source", data.train.source
+    if data.validation is not None:
+        yield "spec.data.validation.source", data.validation.source
 
 
 def _split(url: str) -> tuple[str, str]:

@@ -11,7 +11,7 @@ Jobs carry `ATTEMPT` in the place of their number until `children` knows it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from rljob import labels
 from rljob_operator.observed import Object
@@ -30,6 +30,16 @@ TRAINER_GRACE_SECONDS = 300
 DRAIN_MARGIN_SECONDS = 30
 """After `drainSeconds`: the worker hands back the rest, then its sidecars end."""
 GRACE_SECONDS = 30
+PREPARE_TAKES = (
+    "containers",
+    "volumes",
+    "imagePullSecrets",
+    "serviceAccountName",
+    "dnsPolicy",
+    "dnsConfig",
+    "hostAliases",
+)
+"""Keys of the trainer's template that hold for the pod that prepares."""
 EXTENSION_PATH = "/opt/rljob/extension"
 """Of the engine's container: what rljob adds to any vLLM image; in the worker's image the same folder is copied."""
 INDEX_FIELD = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
@@ -161,7 +171,31 @@ def prepare(context: Context) -> Object:
         spec={"restartPolicy": "Never"},
         extra_labels={labels.ATTEMPT: ATTEMPT},
     )
-    return _job(context, "prepare", settled(template, ""), {})
+    path, given = "spec.trainer.template", context.job.spec.trainer.template
+    return _job(context, "prepare", with_templates(template, [(path, _part(given, "prepare"))]), {})
+
+
+def _part(given: Mapping[str, Any], role: str) -> dict[str, Any]:
+    """What of the trainer's template is for the pod of a role.
+
+    The trainer's pod takes all of it but a container named prepare. The pod that prepares takes that container, and
+    what it needs to start at all: it has no GPU, and is not to wait for a node that has.
+    """
+    spec = given.get("spec")
+    if not isinstance(spec, Mapping):
+        return dict(given) if role == "trainer" else {}
+    parts = dict(cast("Mapping[str, Any]", spec))
+    if isinstance(found := parts.get("containers"), list):
+        items = cast("list[Any]", found)
+        mine = [item for item in items if (_name(item) == "prepare") == (role == "prepare")]
+        parts["containers"] = mine
+    if role == "trainer":
+        return {**given, "spec": parts}
+    return {"spec": {key: value for key, value in parts.items() if key in PREPARE_TAKES}}
+
+
+def _name(item: object) -> object:
+    return cast("Mapping[str, Any]", item).get("name") if isinstance(item, Mapping) else None
 
 
 def trainer_image(context: Context) -> str:
@@ -201,7 +235,8 @@ def trainer(context: Context) -> Object:
         "parallelism": spec.replicas,
         "podReplacementPolicy": "Failed",
     }
-    merged = with_templates(template, [("spec.trainer.template", spec.template)])
+    overrides = [("spec.trainer.template", _part(spec.template, "trainer"))]
+    merged = with_templates(template, overrides)
     return _job(context, "trainer", merged, indexed)
 
 
