@@ -49,6 +49,9 @@ Options = Annotated[dict[str, Any], Field(max_length=32)]
 PodTemplate = Annotated[dict[str, Any], Field(max_length=32)]
 """`metadata` and `spec` of a pod template, of which only what differs is given."""
 
+FREE_FORM = frozenset({"options", "resources", "template"})
+"""Keys whose contents rljob hands on unread."""
+
 HANGS: dict[str, Any] = {"x-rljob-hangs": True}
 """`json_schema_extra` of a field whose meaning hangs on another key: its default is left out of the CRD, so that the
 API server does not write a key into a manifest that is refused there."""

@@ -9,10 +9,11 @@ import difflib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ValidationError
 
+from rljob.api.base import FREE_FORM
 from rljob.api.effects import find_problems
 from rljob.api.model_tree import keys_at
 from rljob.api.placement import refused_locally
@@ -20,6 +21,10 @@ from rljob.api.problem import Problem
 from rljob.api.rljob_types import RLJob
 from rljob.api.source import KeyPath, Source, dotted, parse, set_value
 from rljob.errors import ManifestError
+
+
+_WHOLE = 2**53
+"""Below it a float that is a whole number is exactly that."""
 
 
 class ManifestFaultsError(ManifestError):
@@ -75,10 +80,25 @@ def check(source: Source, plugin_dir: Path | None = None) -> RLJob:
 
 def _as_json(source: Source) -> str:
     try:
-        return json.dumps(source.data, allow_nan=True)
+        return json.dumps(_as_kubernetes_reads(source.data), allow_nan=True)
     except (TypeError, ValueError, RecursionError):  # what only --set lets in: sets, bytes, cycles
         fault = "a value that a manifest cannot hold"
         raise ManifestError("--set", fault, "use text, numbers, lists and mappings") from None
+
+
+def _as_kubernetes_reads(data: Any, *, free: bool = False) -> Any:
+    """A key that is null is a key that is not given, and 8.0 is 8: the API server sees no difference either."""
+    if isinstance(data, dict):
+        return {
+            key: _as_kubernetes_reads(value, free=free or key in FREE_FORM)
+            for key, value in cast("dict[str, Any]", data).items()
+            if free or value is not None
+        }
+    if isinstance(data, list):
+        return [_as_kubernetes_reads(item, free=free) for item in cast("list[Any]", data)]
+    return (
+        int(data) if isinstance(data, float) and abs(data) < _WHOLE and data.is_integer() else data
+    )
 
 
 def _read(file: Path) -> str:

@@ -64,17 +64,58 @@ class RolloutsStatus(ApiModel):
     """Share of the ended episodes that completed, 0 to 1."""
     mean_turns: float | None = None
     """Assistant turns of a completed episode."""
+    first_ready_time: Time | None = None
+    """When a rollout pod was ready for the first time: an engine that crashes later may become ready again."""
 
 
-class TrainerStatus(ApiModel):
-    """The trainer's attempts."""
+class AttemptsStatus(ApiModel):
+    """Attempts of one component, one Job each. What the operator must remember of them lies here and nowhere else."""
 
     attempt: Count | None = None
-    """Number of the trainer Job, from 1."""
+    """Number of the newest Job, from 1."""
+    ended: Count | None = None
+    """Number of the newest Job that is over."""
     failures: Count | None = None
-    """Attempts in a row that ended without a new checkpoint; limited by backoffLimit."""
+    """Attempts in a row that ended without a newly committed step; limited by backoffLimit."""
+    fenced: Count | None = None
+    """Attempts in a row that a newer start fenced."""
+    failed_step: Count | None = None
+    """Highest step that was committed when an attempt ended: a later one is progress."""
+    retry_time: Time | None = None
+    """When the next attempt is due."""
+
+
+class TrainerStatus(AttemptsStatus):
+    """The trainer's attempts; in modes eval and rollout, the collector's."""
+
     last_checkpoint: Count | None = None
-    """Step of the newest checkpoint that was seen."""
+    """Newest step that is known to have a checkpoint."""
+
+
+class ProgressStatus(ApiModel):
+    """What progressDeadlineSeconds counts from."""
+
+    counter: Count | None = None
+    """The ledger's count of everything that completed."""
+    since: Time | None = None
+    """When it last changed."""
+
+
+class AutoscaleStatus(ApiModel):
+    """What the autoscaler of rollouts remembers between two looks."""
+
+    sample_time: Time | None = None
+    """When the sums below were read."""
+    waiting_seconds: float | None = None
+    """What the trainer had waited in all."""
+    incarnation: Count | None = None
+    """Of that trainer: another one counts from 0."""
+    up: Count | None = None
+    """Looks in a row that spoke for more."""
+    down: Count | None = None
+    """Looks in a row that spoke for fewer."""
+    scale_time: Time | None = None
+    """When it last changed the number."""
 
 
 class StalenessStatus(ApiModel):
@@ -119,7 +160,10 @@ class RLJobStatus(ApiModel):
     """Mean reward of the newest batch."""
     validation: ValidationStatus | None = None
     rollouts: RolloutsStatus | None = None
+    prepare: AttemptsStatus | None = None
     trainer: TrainerStatus | None = None
+    progress: ProgressStatus | None = None
+    autoscale: AutoscaleStatus | None = None
     staleness: StalenessStatus | None = None
     backlog: Count | None = None
     """Groups ready to be trained on."""
@@ -127,7 +171,9 @@ class RLJobStatus(ApiModel):
     gpus: Count | None = None
     """nvidia.com/gpu that the job's pods ask for."""
     start_time: Time | None = None
-    """First accepted."""
+    """First accepted and not suspended."""
+    ready_time: Time | None = None
+    """When all roles were up, since the start or the last resume."""
     completion_time: Time | None = None
     """Succeeded or failed."""
 
