@@ -5,7 +5,7 @@ Evolution rule: new fields are appended with a default; fields are never renamed
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -28,6 +28,9 @@ LeaseReason = Literal[
 
 Verdict = Literal["ok", "already_done", "hopeless"]
 Phase = Literal["Succeeded", "Failed"]
+
+COLLECTED_EPISODES = 64
+"""Mode `rollout`: about so many are archived at once, and wait in the store until then."""
 
 
 class LedgerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,9 +56,13 @@ class LedgerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_running_validation: int | None = None
     """Validation episodes running at once; None: as many as `max_concurrent_episodes`, on top of training's."""
     num_rows: int
-    """Rows of the training data (fixed)."""
+    """Rows of the data that the job works on (fixed): of mode `eval` the validation rows, else the training rows."""
     data_hash: str
-    """Hash of the training data (fixed)."""
+    """Hash of that data (fixed)."""
+    num_groups: int | None = None
+    """Groups in all, where nothing is trained; None: steps × groups_per_step."""
+    one_pass: bool = False
+    """With `num_groups`: no other row takes the place of a dead one."""
 
     @property
     def max_outstanding_episodes(self) -> int:
@@ -66,23 +73,52 @@ class LedgerConfig(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def from_job(cls, job: RLJob, num_rows: int, data_hash: str) -> LedgerConfig:
         """The rules that a manifest asks for."""
-        rollout, trainer = job.spec.rollout, job.spec.trainer
+        rollout = job.spec.rollout
+        by_mode = {"train": _training, "eval": _scoring, "rollout": _collecting}[job.spec.mode]
         return cls(
             job=job.ledger_name,
-            group_size=rollout.group_size,
-            groups_per_step=trainer.groups_per_step,
-            steps=trainer.steps,
-            max_staleness=rollout.staleness_bound,
             max_concurrent_episodes=rollout.max_concurrent_episodes,
             max_attempts=rollout.max_attempts,
             retry_backoff_seconds=rollout.retry_backoff_seconds,
-            on_stale=rollout.stale_policy,
-            max_evictions=3 if rollout.max_evictions is None else rollout.max_evictions,
-            wait_seconds=600.0 if rollout.wait_seconds is None else rollout.wait_seconds,
-            zero_variance=trainer.algorithm.zero_variance_groups,
             num_rows=num_rows,
             data_hash=data_hash,
+            **by_mode(job, num_rows),
         )
+
+
+def _training(job: RLJob, num_rows: int) -> dict[str, Any]:
+    rollout, trainer = job.spec.rollout, job.spec.trainer
+    return {
+        "group_size": rollout.group_size,
+        "groups_per_step": trainer.groups_per_step,
+        "steps": trainer.steps,
+        "max_staleness": rollout.staleness_bound,
+        "on_stale": rollout.stale_policy,
+        "max_evictions": 3 if rollout.max_evictions is None else rollout.max_evictions,
+        "wait_seconds": 600.0 if rollout.wait_seconds is None else rollout.wait_seconds,
+        "zero_variance": trainer.algorithm.zero_variance_groups,
+    }
+
+
+def _scoring(job: RLJob, num_rows: int) -> dict[str, Any]:
+    """One validation run, and not one group."""
+    return {"group_size": 1, "groups_per_step": 1, "steps": 0, "max_staleness": 0}
+
+
+def _collecting(job: RLJob, num_rows: int) -> dict[str, Any]:
+    """Batches are only what is archived at once. Version 0 for ever: nothing gets stale."""
+    rollout = job.spec.rollout
+    groups = rollout.groups or num_rows
+    batch = max(1, min(groups, COLLECTED_EPISODES // rollout.group_size))
+    steps = -(-groups // batch)
+    return {
+        "group_size": rollout.group_size,
+        "groups_per_step": batch,
+        "steps": steps,
+        "max_staleness": steps,
+        "num_groups": groups,
+        "one_pass": rollout.groups is None,
+    }
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,7 +190,8 @@ class TakeReply(msgspec.Struct, frozen=True, kw_only=True):
     groups: list[TakenGroup] | None
     """None: not yet; `reason` says why."""
     reason: str | None = None
-    """`groups` (too few complete), `stale_groups` (policy `wait`: groups that must be in this batch still run)."""
+    """`groups` (too few complete), `stale_groups` (policy `wait`: groups that must be in this batch still run),
+    `all_collected` (mode `rollout`: nothing is left to take)."""
     retry_after_seconds: float = 0.0
     facts: dict[str, float] = {}
     """need, ready, running_groups, running_episodes, waited_seconds."""

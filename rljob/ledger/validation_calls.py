@@ -81,6 +81,14 @@ class ValidationCalls(Calls):
             after = entries[-1][0]
         return drained
 
+    async def forget_validation(self, incarnation: int, step: int, upto: str) -> None:
+        """Episodes up to the entry id `upto` stand in the artifact store: drop their payloads, keep their scores.
+
+        For runs that are too large to stay in the store until they are closed.
+        """
+        while await self._store.call("forget_validation", incarnation, step, upto):
+            pass
+
     async def close_validation(self, incarnation: int, step: int) -> None:
         """End the run: its score is kept for the snapshot, all else is removed; late completions get `already_done`."""
         await self._store.call("close_validation", incarnation, step)

@@ -5,7 +5,7 @@ permit()
 local trained, taken_step = number('trained'), number('taken_step')
 if step < trained then stop('STATE step ' .. step .. ' after step ' .. trained .. ' was committed') end
 if taken_step > 0 and taken_step <= step then
-  if redis.call('LLEN', TAKEN) < rule('groups_per_step') then stop('STATE the batch of step ' .. taken_step .. ' has places to fill') end
+  if redis.call('LLEN', TAKEN) < places(taken_step) then stop('STATE the batch of step ' .. taken_step .. ' has places to fill') end
   acknowledge(taken_step)
 end
 if step > trained then progress() end

@@ -104,6 +104,18 @@ local function members(group)
 end
 local function live_groups() return redis.call('ZCARD', LIVE) end
 local function admitted() return number('archived') * rule('groups_per_step') + live_groups() end
+-- Groups that the whole job may take. Where nothing is trained their number need not fill the last batch, and in one pass over
+-- the rows no other row takes the place of a dead one.
+local function collects() return type(rule('num_groups')) == 'number' end
+local function all_groups()
+  if not collects() then return rule('steps') * rule('groups_per_step') end
+  return rule('num_groups') - (rule('one_pass') == 'True' and number('c_dead') or 0)
+end
+-- Groups of the batch of a step.
+local function places(step)
+  local B = rule('groups_per_step')
+  return collects() and math.max(0, math.min(B, all_groups() - (step - 1) * B)) or B
+end
 
 -- Remove every trace of a group. Deletes first, so that it works when memory is full.
 local function forget(group)

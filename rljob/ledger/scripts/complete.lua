@@ -56,5 +56,10 @@ else
   if lo >= 0 then oldest = oldest < 0 and lo or math.min(oldest, lo) end
   redis.call('HSET', e.run, 'sum', tonumber(v[1]) + reward, 'lo', oldest, 'hi', math.max(newest, hi))
   redis.call('HINCRBY', e.run, 'done', 1)
+  if rule('steps') == 0 then -- nothing is trained: scoring is the job's work
+    local s = redis.call('HMGET', STATE, 'reward_recent', 'turns_recent')
+    count('completed')
+    set('reward_recent', moving(s[1], reward), 'turns_recent', moving(s[2], turns))
+  end
 end
 return cmsgpack.pack('accepted')

@@ -101,12 +101,12 @@ serve(P .. 'retry', now(), may)
 serve(P .. 'missing', '+inf', may)
 
 -- New groups.
-local B, size, steps, eta = rule('groups_per_step'), rule('group_size'), rule('steps'), rule('max_staleness')
+local B, size, eta = rule('groups_per_step'), rule('group_size'), rule('max_staleness')
 local trained = number('trained')
-local function bound(version) return math.min((eta + math.min(version, trained) + 1) * B, steps * B) end
+local function bound(version) return math.min((eta + math.min(version, trained) + 1) * B, all_groups()) end
 local function refusal()
   local have = admitted()
-  if have >= steps * B then return 'all_steps_admitted' end
+  if have >= all_groups() then return 'all_steps_admitted' end
   if have >= bound(n) then return have < bound(tonumber(policy[2])) and 'engine_behind' or 'staleness_bound' end
   if number('open') + size > rule('max_concurrent_episodes') then return 'at_capacity' end
   -- Below one whole batch more memory can only be won by filling it.

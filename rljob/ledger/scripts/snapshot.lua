@@ -7,7 +7,7 @@ for _, name in ipairs({'leased', 'completed', 'failed', 'retried', 'expired', 'e
   counts[#counts + 1] = {name, number('c_' .. name)}
 end
 local function size(name, command, key) counts[#counts + 1] = {name, redis.call(command, key)} end
-size('running', 'ZCARD', P .. 'leases')
+size('running', 'ZCARD', P .. (known.steps == 0 and 'vleases' or 'leases'))
 size('validation_running', 'ZCARD', P .. 'vleases')
 size('retry_waiting', 'ZCARD', P .. 'retry')
 size('missing', 'ZCARD', P .. 'missing')

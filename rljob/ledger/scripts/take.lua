@@ -1,4 +1,5 @@
 -- ARGV: incarnation, step, groups -> {{group, evictions, {payload key, …}}, …}, or {reason, retry_after_seconds, facts}.
+-- Where nothing is trained the last batch may be smaller, down to none: `all_collected`.
 local step, want = tonumber(ARGV[2]), tonumber(ARGV[3])
 fence(tonumber(ARGV[1]))
 permit()
@@ -22,15 +23,16 @@ local function recorded()
   end
   return cmsgpack.pack(batch)
 end
+if collects() then want = math.min(want, places(step)) end
 local have = redis.call('LLEN', TAKEN)
-if have >= want then return recorded() end
-
 local version, waited = step - 1, 0
 local function not_yet(reason)
   local facts = {need = want - have, ready = redis.call('ZCARD', READY), running_groups = redis.call('ZCARD', RUNNING),
     running_episodes = redis.call('ZCARD', P .. 'leases'), waited_seconds = waited / 1000}
   return cmsgpack.pack({reason = reason, retry_after_seconds = 0.1, facts = facts})
 end
+if want == 0 then return not_yet('all_collected') end
+if have >= want then return recorded() end
 local bound = version - rule('max_staleness')
 local function waiting(group) return redis.call('ZSCORE', READY, group) or redis.call('ZSCORE', RUNNING, group) end
 for _, group in ipairs(redis.call('ZRANGEBYSCORE', OLDEST, '-inf', '(' .. bound)) do
@@ -70,5 +72,6 @@ for _, group in ipairs(redis.call('LRANGE', TAKEN, 0, -1)) do
   sum, worst = sum + staleness, math.max(worst, staleness)
   for _, m in ipairs(members(group)) do rewards, episodes = rewards + m.r, episodes + 1 end
 end
-set('stale_mean', sum / want, 'stale_max', worst, 'reward_batch', rewards / episodes)
+set('reward_batch', rewards / episodes)
+if not collects() then set('stale_mean', sum / want, 'stale_max', worst) end
 return recorded()
