@@ -87,7 +87,7 @@ def _root(description: str | None, spec: Schema, status: Schema) -> Schema:
     properties = {
         "apiVersion": {"type": "string"},
         "kind": {"type": "string"},
-        "metadata": {"type": "object"},
+        "metadata": {"type": "object", "properties": {"name": {"type": "string"}}},
         "spec": spec,
         "status": status,
     }

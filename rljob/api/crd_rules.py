@@ -301,7 +301,8 @@ def spec_rules() -> list[Rule]:
 ROOT_RULES = (
     Rule(
         f"self.metadata.name.matches('{JOB_NAME}')",
-        "metadata.name is not a name that every child can carry; use at most 44 of a-z, 0-9 and -, a letter first",
+        "is not a name that every child can carry; use at most 44 of a-z, 0-9 and -, a letter first",
+        "metadata.name",
     ),
     Rule(
         f"self.spec.sandboxPools.all(p, size(self.metadata.name) + size(p.name) < {LABEL_LENGTH})",

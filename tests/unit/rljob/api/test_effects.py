@@ -9,7 +9,7 @@ import yaml
 
 from rljob.api.effects import resolved, store_need_mib
 from rljob.api.load import check, load
-from rljob.api.placement import cluster_only_keys, refused_in_cluster
+from rljob.api.placement import cluster_only_keys
 from rljob.api.source import parse
 from rljob.errors import ManifestError
 
