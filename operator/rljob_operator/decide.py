@@ -14,6 +14,7 @@ counter, the autoscaler's observations. The rest is read off the children each t
 from __future__ import annotations
 
 from rljob.api import conditions
+from rljob.api.rljob_types import RLJob
 from rljob_operator.decision import stopping
 from rljob_operator.decision.accept import cluster_faults
 from rljob_operator.decision.case import Case
@@ -32,10 +33,17 @@ def decide(observed: Observed, config: ClusterConfig) -> Decision:
     if case.draft.phase in _TERMINAL:
         return stopping.ended(case)
     job = parse(observed.resource)
-    faults = job if isinstance(job, list) else cluster_faults(job)
+    faults = job if isinstance(job, list) else _faults(case, job, config)
     if isinstance(job, list) or faults:
         return stopping.rejected(case, faults)
     case.draft.set(conditions.ACCEPTED, True, conditions.REASON_VALID)
     if job.spec.suspend:
         return stopping.suspending(case)
     return running(case, job)
+
+
+def _faults(case: Case, job: RLJob, config: ClusterConfig) -> list[str]:
+    """Rendering is tried once per generation: a newer operator's rules stop no job that runs."""
+    before = case.draft.was(conditions.ACCEPTED)
+    known = before.get("observedGeneration") == case.draft.generation
+    return [] if known and before["status"] == "True" else cluster_faults(job, config)

@@ -166,7 +166,7 @@ class RLJobStatus(ApiModel):
     autoscale: AutoscaleStatus | None = None
     staleness: StalenessStatus | None = None
     backlog: Count | None = None
-    """Groups ready to be trained on."""
+    """Completed episodes in the stream that are not archived yet."""
     sandboxes: SandboxesStatus | None = None
     gpus: Count | None = None
     """nvidia.com/gpu that the job's pods ask for."""

@@ -52,7 +52,7 @@ def unfinished(case: Case, job: RLJob, stage: Stage, step: int) -> Stage:
         step=step,
         backoff_limit=job.spec.lifecycle.backoff_limit,
         now=case.now,
-        title="trainer" if job.spec.mode == "train" else "collector",
+        title="the trainer" if job.spec.mode == "train" else "the collector",
     )
 
 

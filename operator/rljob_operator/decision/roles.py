@@ -51,11 +51,15 @@ def store(job: RLJob, seen: Seen, ledger: LedgerView, since: float) -> Role:
     if not own_store(job):
         if ledger.error:
             where = "spec.store.redis: " + ledger.error
-            return _down("store", conditions.STORE_READY, Trouble("Unreachable", where))
+            return _down(
+                "store", conditions.STORE_READY, Trouble(conditions.REASON_UNREACHABLE, where)
+            )
         return _up("store", conditions.STORE_READY)
     pods = seen.of("store")
     if any(objects.ready(pod) for pod in pods):
-        return _up("store", conditions.STORE_READY)
+        # its pod is what the job needs; that the operator cannot ask it is worth a word
+        said = f"the operator cannot ask it: {ledger.error}" if ledger.error else ""
+        return _up("store", conditions.STORE_READY)._replace(message=said)
     why = _why(
         seen, pods, {("StatefulSet", f"{seen.name}-store")}, 1, [f"{seen.name}-store"], since
     )
@@ -68,6 +72,9 @@ def sandboxes(job: RLJob, seen: Seen) -> Role:
     for pool in job.spec.sandbox_pools:
         child = found.get(labels.pool_name(seen.name, pool.name))
         if child is None:
+            named = {("SandboxPool", labels.pool_name(seen.name, pool.name))}
+            if refused := trouble.of_refusals(named, seen.warnings):
+                return _down("sandboxes", conditions.SANDBOXES_READY, refused)
             words = f"pool {pool.name}: not made yet"
             return _down(
                 "sandboxes", conditions.SANDBOXES_READY, Trouble(conditions.REASON_STARTING, words)
@@ -159,7 +166,8 @@ def _why(
         return first
     waits = first is not None and trouble.unbound(first)
     return (
-        trouble.of_claims(mine, seen.warnings, even_without_words=waits)
+        trouble.of_refusals(owners, seen.warnings)
+        or trouble.of_claims(mine, seen.warnings, even_without_words=waits)
         or first
         or (trouble.of_creation(owners, seen.warnings, since) if len(pods) < wanted else None)
         or trouble.of_mounts(pods, seen.warnings, since)

@@ -9,7 +9,7 @@ import re
 
 from rljob.api import conditions
 from rljob.api.rljob_types import RLJob
-from rljob_operator.decision import attempt, ending, refusals, roles, scale
+from rljob_operator.decision import attempt, ending, refusals, roles, scale, trouble
 from rljob_operator.decision.attempt import Stage
 from rljob_operator.decision.case import SOON_SECONDS, Case
 from rljob_operator.decision.roles import Role
@@ -142,7 +142,7 @@ def _look(case: Case, job: RLJob, component: str, store: Role, step: int) -> Sta
         backoff_limit=job.spec.lifecycle.backoff_limit,
         now=case.now,
         may_start="" if store.ready else "the store",
-        title=title(job) if component == "trainer" else component,
+        title=f"the {title(job)}" if component == "trainer" else "preparing",
     )
     if component == "prepare":
         _remember(case, job, component, stage)
@@ -152,8 +152,8 @@ def _look(case: Case, job: RLJob, component: str, store: Role, step: int) -> Sta
 def _remember(case: Case, job: RLJob, component: str, stage: Stage) -> None:
     """Keep the numbers; say so if an attempt ended."""
     case.draft.remember(component, stage.attempts, stage.retry_at)
-    if stage.decision is None:
-        return
+    if stage.decision is None or stage.decision.action is Action.FAIL:
+        return  # the end of the job says it
     name = title(job) if component == "trainer" else component
     case.draft.announce("Warning", f"{name.capitalize()}AttemptEnded", _ended(name, stage))
 
@@ -178,6 +178,9 @@ def _attempt_role(case: Case, component: str, stage: Stage, since: float, name: 
         if old.get("reason") == conditions.REASON_CRASHED:
             return Role(name, kind, False, conditions.REASON_CRASHED, old["message"])
         text = f"{name} attempt {next_one} waits for {stage.waits_for}"
+        return Role(name, kind, False, conditions.REASON_WAITING, text)
+    if stage.complete:
+        text = f"attempt {stage.attempts.attempt} has ended; waits for the ledger's word"
         return Role(name, kind, False, conditions.REASON_WAITING, text)
     number = stage.number or next_one
     role = roles.job_pods(case.seen, component, number, stage.job, since)
@@ -207,8 +210,11 @@ def _answer(
     placed = [Placed(role.name, role.ready or role.usable, role.words) for role in waiting]
     late = overdue(placed, since, life.ready_deadline_seconds, case.now)
     stalled = _progress(case, parts, since, life.progress_deadline_seconds)
+    refused = trouble.of_other_refusals(case.seen.warnings)
     if late:
         case.draft.set(conditions.PROGRESSING, False, conditions.REASON_READY_DEADLINE, late)
+    elif refused is not None:
+        case.draft.set(conditions.PROGRESSING, False, refused.reason, refused.message)
     down = "; ".join(f"{role.name}: {role.words}" for role in parts if not role.ready)
     began = case.draft.since(conditions.SUSPENDED)
     due = [
@@ -219,7 +225,12 @@ def _answer(
         (case.draft.progress_since() or since) + life.progress_deadline_seconds,
     ]
     return case.answer(
-        shape, phase, late or stalled or down, due=due, longest=longest, suspend_because=late
+        shape,
+        phase,
+        late or (refused.message if refused else "") or stalled or down,
+        due=due,
+        longest=longest,
+        suspend_because=late,
     )
 
 
@@ -236,6 +247,7 @@ def _progress(case: Case, parts: list[Role], since: float, deadline: float) -> s
     told = {
         name: Told(report.waiting_for, report.age_seconds + case.ledger.age_seconds)
         for name, report in reports.items()
+        if not _is_gone(case, name)
     }
     states = {role.name: "ready" if role.ready else f"not ready ({role.words})" for role in parts}
     text = f"no progress for more than {deadline:g} s: {blame(states, told)}"
@@ -244,6 +256,13 @@ def _progress(case: Case, parts: list[Role], since: float, deadline: float) -> s
         text = old["message"]  # ages grow; that is no news
     draft.set(conditions.PROGRESSING, False, conditions.REASON_PROGRESS_DEADLINE, text)
     return text
+
+
+def _is_gone(case: Case, component: str) -> bool:
+    """A worker of a rollout pod that was scaled away: its last report stays in the ledger."""
+    role, _, index = component.rpartition("-")
+    desired = (case.draft.fields.get("rollouts") or {}).get("desired", 0)
+    return role == "worker" and index.isdigit() and int(index) >= desired
 
 
 def _but_numbers(text: str) -> str:

@@ -10,6 +10,7 @@
 | the scheduler finds no node | Unschedulable |
 | Kueue's gate is on the pod | Queued |
 | the API server refuses the pod | QuotaExceeded, FailedCreate |
+| the API server refuses the Job, StatefulSet, pool itself | ApplyFailed, NameCollision, PermissionDenied |
 
 Messages hold nothing that changes while nothing happens (ages, counts, random names), or the status would be written
 again and again.
@@ -174,6 +175,34 @@ def of_creation(
     return Trouble(reason, f"{sorted(owners)[0][1]}: {text}")
 
 
+REFUSED = {"ApplyFailed", "NameCollision", "PermissionDenied"}
+"""What the operator itself was answered when it wrote a child."""
+
+
+def of_refusals(owners: Collection[tuple[str, str]], warnings: Iterable[Object]) -> Trouble | None:
+    """The API server refuses these children (kind, name) themselves."""
+    for event in warnings:
+        if event.get("reason") in REFUSED and _about(event) in owners:
+            return _refused(event)
+    return None
+
+
+def of_other_refusals(warnings: Iterable[Object]) -> Trouble | None:
+    """It refuses a child that no role waits for by name: a policy, a file, a volume; or the job cannot be rendered."""
+    for event in warnings:
+        if event.get("reason") in REFUSED and _about(event)[0] not in _WORKLOADS:
+            return _refused(event)
+    return None
+
+
+_WORKLOADS = {"Job", "StatefulSet", "SandboxPool"}
+
+
+def _refused(event: Object) -> Trouble:
+    kind, name = _about(event)
+    return Trouble(str(event["reason"]), f"{kind} {name}: {event.get('message', '')}")
+
+
 _PREFIXES = (
     r"^Error creating: ",
     r"^create Pod \S+ in StatefulSet \S+ failed error: ",
@@ -215,6 +244,6 @@ def _when(event: Object) -> float:
         event.get("lastTimestamp"),
         event.get("eventTime"),
         event.get("firstTimestamp"),
-        event["metadata"].get("creationTimestamp"),
+        (event.get("metadata") or {}).get("creationTimestamp"),
     )
     return next((when for text in texts if (when := to_seconds(text)) is not None), 0.0)

@@ -67,7 +67,7 @@ def _conditions(draft: Draft) -> None:
     old, new = draft.was(conditions.PROGRESSING), draft.now_is(conditions.PROGRESSING)
     if not new or _same(old, new):
         return
-    if new["reason"] in {conditions.REASON_PROGRESS_DEADLINE, conditions.REASON_READY_DEADLINE}:
+    if new["status"] == "False" and new["reason"] not in _CALM:
         draft.announce("Warning", new["reason"], new["message"])
     elif old.get("reason") == conditions.REASON_PROGRESS_DEADLINE and new["status"] == "True":
         draft.announce("Normal", conditions.REASON_PROGRESS, "something completes again")

@@ -44,7 +44,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     """How an attempt ended."""
 
     component: str
-    """prepare, trainer or collector: for people."""
+    """For people: the trainer, the collector, preparing."""
     code: int
     how: str = ""
     """In words, where the exit code says less (OOMKilled, its pod was deleted)."""
@@ -65,8 +65,8 @@ def over(attempts: Attempts, end: End, backoff_limit: int) -> tuple[Attempts, De
     fresh = end.step > attempts.failed_step
     failures, fenced = (0, 0) if fresh else (attempts.failures, attempts.fenced)
     what = Ended(
-        name=f"the {end.component}",
-        role=end.component,
+        name=end.component,
+        role="trainer",
         code=end.code,
         may_end=False,
         ever_ready=True,

@@ -9,6 +9,7 @@ from rljob.api.rljob_types import RLJob
 from rljob.errors import ManifestError
 
 _FIXED: dict[str, Callable[[RLJob], Any]] = {
+    "spec.mode": lambda job: job.spec.mode,
     "spec.model.source": lambda job: job.spec.model.source,
     "spec.model.revision": lambda job: job.spec.model.revision,
     "spec.model.maxContextLength": lambda job: job.spec.model.max_context_length,
