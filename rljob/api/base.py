@@ -31,9 +31,10 @@ PluginName = Annotated[
 Image = Annotated[str, Field(pattern=r"^[!-~]+$", max_length=512)]
 """A container image's name."""
 
+ENV_NAME = "^[A-Za-z_][A-Za-z0-9_]*$"
 EnvVars = Annotated[
     dict[
-        Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)],
+        Annotated[str, Field(pattern=ENV_NAME, max_length=256)],
         Annotated[str, Field(max_length=32_768)],
     ],
     Field(max_length=64),

@@ -7,7 +7,6 @@ with `has`. The bounds in the models keep the estimated cost of each rule within
 What only rljob can know, and the operator answers with Accepted=False:
 
 - names of task types, agents, tools and rewards (`effects.find_problems` with a folder);
-- keys of `env` maps (a CRD cannot bound keys, so a rule over them would be too dear);
 - what stands inside `options`, `resources` and `template`, which the API server keeps unread;
 - `file://` artifacts and `unix://` stores, which several machines cannot share (`placement.refused_in_cluster`);
 - whatever lies behind a source: files, models, rows.
@@ -17,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from rljob.api.base import JOB_NAME
+from rljob.api.base import ENV_NAME, JOB_NAME
 from rljob.api.effects import (
     BYTES_PER_TOKEN,
     LABEL_LENGTH,
@@ -257,12 +256,19 @@ def _engine() -> list[Rule]:
             "one of them is set by rljob itself; remove it",
             "rollout.engine.args",
         ),
+        _env("rollout.engine.env"),
         Rule(
             f"!has({port}) || !has({_REDIS}.port) || {port} != {_REDIS}.port",
             "is the port of spec.store.redis too; give one of them another port, or leave both out",
             "rollout.engine.port",
         ),
     ]
+
+
+def _env(path: str) -> Rule:
+    names = f"self.{path}.all(name, size(name) <= 256 && name.matches('{ENV_NAME}'))"
+    fault = "holds a key that is no name of a variable; use letters, digits and _, no digit first"
+    return Rule(f"!has(self.{path}) || {names}", fault, path)
 
 
 def _scale() -> list[Rule]:
@@ -318,6 +324,7 @@ TASK_RULES = (
         "has an effect only beside a reward's name; name the reward, or put it into the task's own options",
         "reward.options",
     ),
+    _env("sandbox.env"),
 )
 
 POOL_RULES = (

@@ -22,7 +22,6 @@ from rljob.api.rljob_types import RLJob
 from rljob.api.source import KeyPath, Source, dotted, parse, set_value
 from rljob.errors import ManifestError
 
-
 _WHOLE = 2**53
 """Below it a float that is a whole number is exactly that."""
 

@@ -6,6 +6,7 @@ filled in, must be the same job to rljob as the manifest that went in.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from rljob.api.effects import resolved
 from rljob.api.load import check
@@ -74,6 +76,14 @@ def test_the_api_server_and_rljob_judge_alike(api: Cluster, case: Case, tmp_path
     assert (not found) if wanted is None else any(path.startswith(wanted) for path in found), found
     if wanted is None:
         assert resolved(job_of(answer.json())) == resolved(job_of(case.manifest))
+
+
+def test_kubectl_and_rljob_read_a_whole_number_written_as_a_float_alike(api: Cluster) -> None:
+    manifest = base()
+    manifest["spec"]["rollout"]["groupSize"] = 4.0
+    args = ("create", "--dry-run=server", "--validate=strict", "-o", "json", "-n", PLACE)
+    made = json.loads(api.kubectl(*args, "-f", "-", stdin=yaml.safe_dump(manifest)))
+    assert job_of(made).spec.rollout.group_size == job_of(manifest).spec.rollout.group_size == 4
 
 
 def job_of(resource: Object) -> RLJob:

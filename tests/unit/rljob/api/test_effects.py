@@ -9,7 +9,7 @@ import yaml
 
 from rljob.api.effects import resolved, store_need_mib
 from rljob.api.load import check, load
-from rljob.api.placement import cluster_only_keys
+from rljob.api.placement import cluster_only_keys, refused_in_cluster
 from rljob.api.source import parse
 from rljob.errors import ManifestError
 
@@ -119,3 +119,49 @@ def test_the_stores_need_grows_with_what_may_be_outstanding() -> None:
         load(QUICKSTART, ["rollout.maxStaleness=20", "rollout.maxEvictions=null"], plugins=False)
     )
     assert 8 < small < large
+
+
+@pytest.mark.parametrize(
+    "key", ["model.source", "data.train.source", "data.validation.source", "store.artifacts"]
+)
+def test_one_machine_refuses_a_volume_of_a_cluster_at_its_path(key: str) -> None:
+    load(QUICKSTART, [f"{key}=pvc://claim/x"], plugins=False)
+    with pytest.raises(ManifestError) as error:
+        load(QUICKSTART, [f"{key}=pvc://claim/x"], plugins=False, local=True)
+    (line,) = str(error.value).splitlines()
+    assert f"spec.{key}: pvc://claim/x is a volume of a cluster; use file://" in line
+
+
+def test_a_cluster_refuses_what_only_one_machine_has() -> None:
+    given = ["store.artifacts=file:///tmp/a", "store.redis.url=unix:///run/redis.sock"]
+    found = refused_in_cluster(load(QUICKSTART, given, plugins=False))
+    assert [str(problem).partition(":")[0] for problem in found] == [
+        "spec.store.artifacts",
+        "spec.store.redis.url",
+    ]
+    assert refused_in_cluster(load(QUICKSTART, plugins=False)) == []
+
+
+@pytest.mark.parametrize(
+    ("assignments", "gone"),
+    [
+        (["mode=eval", "data.train=null", "trainer=null", "rollout.maxStaleness=null",
+          "rollout.groupSize=null", "rollout.schedule=null", "data.validation.everySteps=null"],
+         ["trainer", "data.train", "rollout.schedule", "rollout.groupSize", "data.validation.everySteps"]),
+        (["mode=rollout", "data.validation=null", "trainer=null", "rollout.maxStaleness=null",
+          "rollout.schedule=null"],
+         ["trainer", "data.validation", "rollout.schedule"]),
+    ],
+)  # fmt: skip
+def test_a_resolved_manifest_holds_only_what_has_an_effect_in_its_mode(
+    assignments: list[str], gone: list[str]
+) -> None:
+    values = resolved(load(QUICKSTART, assignments, plugins=False))
+    for path in gone:
+        here = values["spec"]
+        for key in path.split("."):
+            here = here.get(key, {})
+        assert here == {}, path
+    again = check(parse(yaml.safe_dump(values), "resolved"))
+    assert again.spec.trainer.steps == 1
+    assert resolved(again) == values

@@ -123,3 +123,11 @@ def test_the_faults_pickle() -> None:
 
     error = ManifestFaultsError(["a", "b"])
     assert str(pickle.loads(pickle.dumps(error))) == "a\nb"
+
+
+def test_null_is_not_given_and_a_whole_float_is_a_whole_number(tmp_path: Path) -> None:
+    given = ["rollout.groupSize=4.0", "rollout.maxAttempts=null", "tasks[0].options={a: null}"]
+    job = load(ROOT / "examples/quickstart/rljob.yaml", given)
+    assert (job.spec.rollout.group_size, job.spec.rollout.max_attempts) == (4, 3)
+    assert job.spec.tasks[0].options == {"a": None}
+    assert faults(tmp_path, "model=null") == ["spec.model: is required; add it"]
