@@ -25,7 +25,7 @@ unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 PYTHON ?= $(shell for p in python3.11 python3 python /usr/bin/python3.11 $(HOME)/.pyenv/versions/3.11.*/bin/python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' >/dev/null 2>&1 && { command -v $$p; break; }; done)
 
-.PHONY: help run install sandbox-tools test lint format imports types unit contract integration faults e2e helm-tool chart bench cluster-up cluster-down lock clean
+.PHONY: help run install sandbox-tools test lint format imports types unit contract integration faults e2e helm-tool chart bench cluster-up cluster-down lock crds clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 16
@@ -122,6 +122,10 @@ lock: $(UV) ## resolve again what pyproject.toml asks for; the locks name no hos
 	$(COMPILE) pyproject.toml --extra gpu --extra dev -o requirements/gpu.lock
 	$(COMPILE) requirements/tools.in -o requirements/tools.lock
 	! grep -nE 'https?://' requirements/*.lock
+
+crds: $(STAMP) ## the CRDs and docs/manifest.md, made from the models in rljob/api
+	$(BIN)/python -m rljob.api.crd charts/rljob/files/crds
+	$(BIN)/python -m rljob.api.reference > docs/manifest.md
 
 clean: ## remove what was installed and cached here; runs/ stays
 	rm -rf $(VENV) .uv-venv .pytest_cache .ruff_cache .import_linter_cache .hypothesis
