@@ -114,6 +114,9 @@ def _ledger(what: str) -> str:
 
 def _episodes() -> Panels:
     failed_calls = per_second("rljob_tool_calls_total", result="!ok")
+    # a reward may be negative, so its histogram has no sum, and no mean
+    at_most_zero = per_second("rljob_episode_reward_bucket", "task", le="0.0")
+    rewarded = per_second("rljob_episode_reward_count", "task")
     return [
         graph(
             "How attempts end",
@@ -154,11 +157,11 @@ def _episodes() -> Panels:
         ),
         graph(
             "Reward",
-            "Mean of delivered episodes by task, of the last trained batch, and of the newest validation.",
+            "Mean of the last trained batch, score of the newest validation, share of episodes above 0.",
             units.Short,
-            (mean("rljob_episode_reward", by="task"), "{{task}}"),
             (last("rljob_reward_mean"), "last batch"),
             (last("rljob_validation_score"), "validation"),
+            (f"1 - {at_most_zero} / ({rewarded} > 0)", "{{task}}: above 0"),
         ),
         graph(
             "Seconds per stage",
