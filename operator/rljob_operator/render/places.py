@@ -22,6 +22,7 @@ PORTS = {
     "gateway/metrics": labels.GATEWAY_METRICS_PORT,
     "worker/metrics": labels.METRICS_PORT,
     "trainer/metrics": labels.METRICS_PORT,
+    "collector/metrics": labels.METRICS_PORT,
     "prepare/metrics": labels.METRICS_PORT,
     "store/redis": labels.STORE_PORT,
 }

@@ -27,6 +27,8 @@ SECURITY = {
     "capabilities": {"drop": ["ALL"]},
     "readOnlyRootFilesystem": True,
 }
+PERSON = {"HOME": f"{labels.WORK_PATH}/home", "USER": "rljob", "PYTHONUNBUFFERED": "1"}
+"""An image need not know our user: torch asks for a name, and fails where it finds none."""
 POD_INDEX, POD_INDEX_LABEL = "POD_INDEX", "apps.kubernetes.io/pod-index"
 
 
@@ -96,7 +98,7 @@ def environment(
 ) -> list[dict[str, Any]]:
     """Variables of a container: secrets first, since the others are expanded from them."""
     env = {key: filled(context, component, value) for key, value in component.env.items()}
-    env = {"HOME": f"{labels.WORK_PATH}/home", "PYTHONUNBUFFERED": "1"} | env | dict(more)
+    env = PERSON | env | dict(more)
     if "RLJOB_BROKER_URL" in env:
         env["RLJOB_BROKER_URL"] = context.config.broker_url.rstrip("/").replace("$", "$$")
     first: list[dict[str, Any]] = []

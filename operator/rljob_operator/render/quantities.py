@@ -17,7 +17,8 @@ _QUANTITY = re.compile(
 )
 _DECIMAL = ("n", "u", "m", "", "k", "M", "G", "T", "P", "E")
 _BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
-_NANO = Decimal(1).scaleb(-9)
+_MILLI = Decimal(1).scaleb(-3)
+"""The API server rounds up to this in every list of resources."""
 _LARGEST = 2**63 - 1
 
 _FIX = "write it like 500m, 2 or 4Gi"
@@ -44,7 +45,7 @@ def parse(value: object, path: str) -> tuple[Decimal, str]:
         amount, form = Decimal(number).scaleb(3 * _DECIMAL.index(suffix or "") - 9), "decimal"
     if abs(amount) > _LARGEST:
         raise ManifestError(path, f"{text!r} is too large", _FIX)
-    return amount.quantize(_NANO, ROUND_CEILING), form
+    return amount.quantize(_MILLI, ROUND_CEILING), form
 
 
 def canonical(value: object, path: str) -> str:
@@ -56,17 +57,16 @@ def canonical(value: object, path: str) -> str:
     amount, form = parse(value, path)
     if amount == 0:
         return "0"
-    if form == "binary" and abs(amount) >= 1024:
-        count, power = int(amount.to_integral_value(ROUND_CEILING)), 0
+    if form == "binary" and abs(amount) >= 1024 and amount == amount.to_integral_value():
+        count, power = int(amount), 0
         while count % 1024 == 0 and power < len(_BINARY) - 1:
             count, power = count // 1024, power + 1
         return f"{count}{_BINARY[power]}"
-    nanos, power = int(amount / _NANO), 0
-    while nanos % 1000 == 0 and power < len(_DECIMAL) - 1:
-        nanos, power = nanos // 1000, power + 1
-    if form == "exponent":
-        return f"{nanos}e{3 * power - 9}" if power != 3 else str(nanos)
-    return f"{nanos}{_DECIMAL[power]}"
+    count, power = int(amount / _MILLI), _DECIMAL.index("m")
+    while count % 1000 == 0 and power < len(_DECIMAL) - 1:
+        count, power = count // 1000, power + 1
+    unit = f"e{3 * power - 9}" if form == "exponent" and _DECIMAL[power] else _DECIMAL[power]
+    return f"{count}{unit}"
 
 
 def resources(given: Mapping[str, Any], path: str) -> dict[str, Any]:

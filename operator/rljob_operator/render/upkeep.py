@@ -8,8 +8,8 @@ from rljob_operator.render.context import JOB_WIDE, Context
 
 POD_MONITORS = "podmonitors.monitoring.coreos.com"
 """The CRD that must exist."""
-SCRAPED = ("metrics", "gateway-metrics", "engine")
-"""Port names."""
+SCRAPED = ("metrics", "gateway-metrics")
+"""Port names. The engine's own metrics are on the port of its API, which is closed to all but its pod."""
 
 
 def account(context: Context) -> Object:
