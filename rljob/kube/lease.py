@@ -99,9 +99,15 @@ class LeaderLease:
         lease, self._ours = self._ours, None
         if lease is None:
             return
-        lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
+        given_back = {"holderIdentity": "", "leaseDurationSeconds": 1}
         try:
-            await self._put("PUT", lease)
+            try:
+                await self._put("PUT", {**lease, "spec": lease["spec"] | given_back})
+            except ConflictError:
+                # A renewal that was cancelled may have arrived all the same.
+                lease = await self._client.get(LEASE, self._name, self._namespace)
+                if lease["spec"].get("holderIdentity") == self.identity:
+                    await self._put("PUT", {**lease, "spec": lease["spec"] | given_back})
         except KubeError as error:
             _log.warning("lease_not_released", lease=self._name, reason=str(error))
 
