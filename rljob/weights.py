@@ -39,8 +39,9 @@ class Canary(msgspec.Struct, kw_only=True, frozen=True):
 
     prompt_ids: list[int]
     token_ids: list[int]
-    logprobs: list[float]
-    """Under these weights, by the trainer."""
+    logprobs: list[float] | None = None
+    """Under these weights, by the trainer. Absent where there is none: then they are the weights that the engine began
+    with, and must score as before the load."""
     previous_logprobs: list[float] | None = None
     """Under the version before, for people; absent for the first. The engine scores its own before it loads."""
 

@@ -40,7 +40,7 @@ _log = structlog.get_logger("rljob.worker")
 async def run(settings: Settings) -> None:
     """Build a worker from its environment and run it to its end. Raises RLJobError."""
     job, artifacts = settings.job(), Path(settings.artifacts)
-    data = load_manifest(artifacts).train
+    data = load_manifest(artifacts).worked_on
     worker, boot_id, clock = settings.component, new_boot_id(), SystemClock()
     async with AsyncExitStack() as stack:
         ledger = await Ledger.connect(

@@ -30,8 +30,16 @@ class SplitInfo(msgspec.Struct, kw_only=True):
 class PreparedManifest(msgspec.Struct, kw_only=True):
     """What of `prepared/manifest.json` the rows need; further fields belong to others."""
 
-    train: SplitInfo
+    train: SplitInfo | None = None
+    """Absent in mode `eval`."""
     validation: SplitInfo | None = None
+
+    @property
+    def worked_on(self) -> SplitInfo:
+        """What the ledger's rules are about. Raises DataError where nothing was prepared."""
+        if (split := self.train or self.validation) is None:
+            raise DataError(PREPARED, "holds no rows", "prepare again")
+        return split
 
 
 def load_manifest(artifacts: Path) -> PreparedManifest:
@@ -105,7 +113,7 @@ class Prompts:
     def __init__(self, artifacts: Path, seed: int) -> None:
         manifest = load_manifest(artifacts)
         folder = artifacts / PREPARED
-        self.train = Rows(folder / "train.jsonl", manifest.train)
+        self.train = Rows(folder / "train.jsonl", manifest.train) if manifest.train else None
         self.validation = (
             Rows(folder / "validation.jsonl", manifest.validation) if manifest.validation else None
         )
@@ -114,6 +122,8 @@ class Prompts:
     def locate(self, row_index: int, *, validation: bool) -> tuple[Rows, int]:
         """The split and the line that an index means. Raises DataError where the split has no such row."""
         if not validation:
+            if self.train is None:
+                raise DataError("train.jsonl", "was not prepared", "prepare again")
             return self.train, train_position(
                 self._seed, self.train.sha256, len(self.train), row_index
             )

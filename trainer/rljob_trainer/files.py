@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,10 +18,16 @@ _TMP = ".tmp-"
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Replace `path` by `data`; after a crash it holds the old or the new bytes, never a mix."""
+    write_pieces(path, [data])
+
+
+def write_pieces(path: Path, pieces: Iterable[bytes]) -> None:
+    """`write_atomic` of what need not fit in memory."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{_TMP}{path.name}")
     with temporary.open("wb") as file:
-        file.write(data)
+        for piece in pieces:
+            file.write(piece)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)

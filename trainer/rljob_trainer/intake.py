@@ -17,6 +17,7 @@ import structlog
 
 from rljob import telemetry
 from rljob.clock import Clock
+from rljob.errors import StateError
 from rljob_trainer.batch import Group, decode, write_archive
 from rljob_trainer.drought import Drought
 from rljob_trainer.progress import Progress
@@ -44,21 +45,35 @@ class Intake:
         self._groups_per_step, self._progress, self._clock = groups_per_step, progress, clock
 
     async def next_batch(self, step: int) -> list[Group]:
-        """The batch of `step`, archived and acknowledged."""
+        """The batch of `step`, archived and acknowledged.
+
+        Raises:
+            StateError: the ledger gives no batch of that step any more.
+        """
+        if (groups := await self.next_batch_if_any(step)) is None:
+            raise StateError(f"no batch is left for step {step}")
+        return groups
+
+    async def next_batch_if_any(self, step: int) -> list[Group] | None:
+        """The same; None where everything is collected (mode `rollout`)."""
         began = self._clock.monotonic()
         groups = await self._take(step)
         self._progress.spend("waiting", self._clock.monotonic() - began)
         self._progress.waiting_for = ""
+        if groups is None:
+            return None
         write_archive(self._artifacts, step, self._incarnation, groups)
         await self._ledger.archived(self._incarnation, step)
         telemetry.GROUPS.inc(len(groups), fate="trained")
         return groups
 
-    async def _take(self, step: int) -> list[Group]:
+    async def _take(self, step: int) -> list[Group] | None:
         drought = Drought(self._ledger, self._groups_per_step, self._clock)
         while True:
             began = self._clock.monotonic()
             reply = await self._ledger.take(self._incarnation, step, self._groups_per_step)
+            if reply.reason == "all_collected":
+                return None
             if reply.groups is None:
                 why = waiting_for(reply, self._groups_per_step)
                 self._progress.waiting_for = why + await drought.look()
@@ -81,4 +96,5 @@ def waiting_for(reply: TakeReply, groups_per_step: int) -> str:
     ready, running = int(reply.facts.get("ready", 0)), int(reply.facts.get("running_groups", 0))
     if reply.reason == "stale_groups":
         return f"groups: {running} running ones that must be in this batch"
-    return f"groups: {ready} of {groups_per_step} ready"
+    need = int(reply.facts.get("need", groups_per_step))  # of the last batch to collect, fewer
+    return f"groups: {ready} of {need} ready"

@@ -1,29 +1,23 @@
-"""`python -m rljob_trainer.main`: the trainer component.
+"""`python -m rljob_trainer.main`: the trainer component. Exit codes as in `component`.
 
-Exit codes: 0 the job is trained, or SIGTERM, which leaves a checkpoint of the last trained step behind (a second one
-ends at once); 2 bad input (the last line of stderr says which); 3 fenced by a newer trainer.
-Any other end is a crash, from which the next start resumes.
+SIGTERM leaves a checkpoint of the last trained step behind; a second one ends at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import signal
-import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 
 from rljob.clock import SystemClock
-from rljob.errors import FencedError, MachineError, UserError
 from rljob.ids import new_boot_id
 from rljob.settings import Settings
 from rljob_trainer.backends.base import create
 from rljob_trainer.checkpoint import Checkpoints
+from rljob_trainer.component import prepared_rows, run_and_exit
 from rljob_trainer.loop import Trainer, train
 from rljob_trainer.progress import Progress
 from rljob_trainer.stopping import keep_trained
@@ -31,46 +25,7 @@ from rljob_trainer.stopping import keep_trained
 if TYPE_CHECKING:
     from rljob.ledger import Ledger
 
-EXIT_FENCED = 3
 log = structlog.get_logger()
-
-
-def main() -> int:
-    """Run until trained, fenced or told to stop."""
-    from rljob.telemetry import configure_logging
-
-    configure_logging("trainer")
-    try:
-        settings = Settings.from_env()
-        return asyncio.run(_until_signalled(settings))
-    except UserError as error:
-        print(error, file=sys.stderr, flush=True)  # noqa: T201 - the driver shows the last line
-        return error.exit_code
-    except FencedError as error:
-        log.error("fenced", error=str(error))
-        return EXIT_FENCED
-
-
-async def _until_signalled(settings: Settings) -> int:
-    """Every moment is a safe one to stop at; the first SIGTERM lets `stopping` keep what it can, a second does not."""
-    job = asyncio.create_task(run(settings))
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, job.cancel)
-    try:
-        await job
-    except asyncio.CancelledError:
-        log.info("stopped")
-    except BaseExceptionGroup as group:
-        raise _first(group) from group
-    return 0
-
-
-def _first(group: BaseExceptionGroup) -> BaseException:
-    """The failure that ended a task group; being fenced outranks what followed from it."""
-    fenced, rest = group.split(FencedError)
-    found = fenced or rest
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    return found or group
 
 
 async def run(settings: Settings) -> None:
@@ -79,7 +34,7 @@ async def run(settings: Settings) -> None:
     from rljob.telemetry import serve
 
     job = settings.job()
-    rows = _prepared_rows(Path(settings.artifacts))
+    rows = prepared_rows(Path(settings.artifacts))
     async with AsyncExitStack() as stack:
         stack.enter_context(serve(settings))
         ledger = await Ledger.connect(settings.redis_url, job.ledger_name)
@@ -124,19 +79,5 @@ async def _train(settings: Settings, ledger: Ledger, num_validation_rows: int) -
         raise
 
 
-def _prepared_rows(artifacts: Path) -> dict[str, Any]:
-    try:
-        return json.loads((artifacts / "prepared" / "manifest.json").read_text())
-    except OSError as error:
-        raise MachineError(
-            str(artifacts / "prepared"),
-            f"not prepared ({error.strerror})",
-            "run the prepare component first",
-        ) from None
-
-
 if __name__ == "__main__":
-    code = main()
-    sys.stderr.flush()
-    # The backend's thread may be in the middle of a step or of an import; nothing that it could still do is needed.
-    os._exit(code)
+    run_and_exit("trainer", run)

@@ -30,6 +30,8 @@ class Progress:
     """The present state, written by whoever knows it, read by `report_loop`."""
 
     waiting_for: str = "starting"
+    component: str = "trainer"
+    """Who reports: `trainer` or `collector`."""
     facts: dict[str, float | str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds spent since the start: waiting, training, publishing, checkpoint."""
@@ -67,6 +69,6 @@ async def report(ledger: Ledger, progress: Progress) -> None:
     """Report once."""
     told = Report(waiting_for=progress.waiting_for, facts=dict(progress.facts))
     try:
-        await ledger.report("trainer", told)
+        await ledger.report(progress.component, told)
     except StoreError as error:
         log.warning("report skipped", error=str(error))

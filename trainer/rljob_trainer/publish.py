@@ -89,8 +89,10 @@ def canary_row(tokens: Any, prompt_length: int) -> TrainRow:
 
 
 def _prompt_ids(prepared: Path) -> list[int]:
-    tokenizer, rows = prepared / "model" / "tokenizer.json", prepared / "train.jsonl"
-    if not (tokenizer.exists() and rows.exists()):
+    tokenizer = prepared / "model" / "tokenizer.json"
+    splits = [prepared / f"{split}.jsonl" for split in ("train", "validation")]
+    rows = next((file for file in splits if file.exists()), None)
+    if rows is None or not tokenizer.exists():
         return []
     from tokenizers import Tokenizer
 

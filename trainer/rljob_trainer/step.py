@@ -47,6 +47,7 @@ def train_on(backend: Backend, job: RLJob, step: int, groups: Sequence[Group]) -
     )
     record = {
         **describe(step, groups),
+        **staleness(step, groups),
         **numbers,
         "rows": len(rows),
         "trained_tokens": batch.num_tokens,
@@ -56,7 +57,7 @@ def train_on(backend: Backend, job: RLJob, step: int, groups: Sequence[Group]) -
 
 
 def describe(step: int, groups: Sequence[Group]) -> dict[str, Any]:
-    """What a batch is made of. Staleness is counted against the version being trained, n = step - 1."""
+    """What a batch is made of."""
     episodes = [trajectory for group in groups for trajectory in group.trajectories]
     rewards = [trajectory.reward for trajectory in episodes]
     mixed = sum(
@@ -74,7 +75,6 @@ def describe(step: int, groups: Sequence[Group]) -> dict[str, Any]:
         "action_tokens": sum(trajectory.num_action_tokens for trajectory in episodes),
         "outcomes": dict(Counter(trajectory.outcome for trajectory in episodes)),
         "entropy": _entropy(episodes),
-        **_staleness(step, episodes),
     }
 
 
@@ -83,11 +83,12 @@ def _entropy(episodes: Sequence[Trajectory]) -> float:
     return -mean(value for item in episodes for chain in item.chains for value in chain.logprobs)
 
 
-def _staleness(step: int, episodes: Sequence[Trajectory]) -> dict[str, float]:
-    """Mean over tokens and maximum, in policy versions."""
+def staleness(step: int, groups: Sequence[Group]) -> dict[str, float]:
+    """Mean over tokens and maximum, in policy versions, against the version being trained: n = step - 1."""
     spans = [
         span
-        for trajectory in episodes
+        for group in groups
+        for trajectory in group.trajectories
         for chain in trajectory.chains
         for span in chain.version_spans
     ]

@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
@@ -248,8 +248,37 @@ class _Records:
         return [self._by_episode[name] for name in sorted(self._by_episode, key=EpisodeId.parse)]
 
 
+class Scorable(Protocol):
+    """What a score needs of an episode."""
+
+    @property
+    def row_index(self) -> int:
+        """Which row."""
+        ...
+
+    @property
+    def reward(self) -> float:
+        """Between 0 and 1 for pass@k to mean something."""
+        ...
+
+    @property
+    def turns(self) -> int:
+        """Assistant turns."""
+        ...
+
+    @property
+    def num_action_tokens(self) -> int:
+        """Sampled tokens."""
+        ...
+
+    @property
+    def version_range(self) -> tuple[int, int]:
+        """(oldest, newest) n."""
+        ...
+
+
 def score(
-    trajectories: Sequence[Trajectory], total: int, samples: int, ks: Sequence[int]
+    trajectories: Sequence[Scorable], total: int, samples: int, ks: Sequence[int]
 ) -> dict[str, Any]:
     """What a validation says.
 

@@ -146,20 +146,23 @@ def _worker(job: RLJob, index: int) -> Component:
 
 
 def trainer(job: RLJob) -> Component:
-    """Takes batches, trains, publishes weights; its good end ends the job."""
+    """Takes batches, trains, publishes weights; its good end ends the job. Where nothing is trained, a collector."""
+    trains = job.spec.mode == "train"
+    name, module = ("trainer", "main") if trains else ("collector", "collect")
+    memory_mib = _by_backend(job, simulated=256, real=2560) if trains else 512
     return Component(
         role="trainer",
-        name="trainer",
+        name=name,
         kind=Kind.JOB,
-        command=("python", "-m", "rljob_trainer.main"),
+        command=("python", "-m", f"rljob_trainer.{module}"),
         env=_env(
-            "trainer",
+            name,
             RLJOB_REDIS_URL=redis_url(job),
             RLJOB_MANIFEST_DIR="${path:manifest}",
-            **_metrics("trainer"),
+            **_metrics(name),
         ),
         ports=(Port("metrics"),),
-        resources=Resources(cpu=1, memory_mib=_by_backend(job, simulated=256, real=2560)),
+        resources=Resources(cpu=1 if trains else 0.5, memory_mib=memory_mib),
         depends=("prepare",),
         probe=Probe("http", "metrics", "/healthz", deadline_seconds=TRAINER_START_SECONDS),
     )
@@ -197,4 +200,7 @@ def _after_store(job: RLJob) -> tuple[str, ...]:
 
 
 def _by_backend(job: RLJob, *, simulated: int, real: int) -> int:
-    return simulated if job.spec.trainer.backend == "simulated" else real
+    """Where nothing is trained, the engine tells whether the model is a real one."""
+    spec = job.spec
+    kind = spec.trainer.backend if spec.mode == "train" else spec.rollout.engine.kind
+    return simulated if kind == "simulated" else real
