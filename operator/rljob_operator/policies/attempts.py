@@ -78,6 +78,9 @@ def over(attempts: Attempts, end: End, backoff_limit: int) -> tuple[Attempts, De
     decision = decide(what, backoff_limit)
     if end.disrupted and end.code != 2:
         decision = Decision(Action.RESTART, 1.0, counted=False, reason=end.how)
+    if decision.action is Action.RESTART and end.lines:
+        said = f"{decision.reason}: {end.lines[-1]}"
+        decision = msgspec.structs.replace(decision, message=said)
     after = Attempts(
         attempt=attempts.attempt,
         ended=attempts.attempt,

@@ -57,10 +57,12 @@ def report(waiting_for: str = "", age: float = 0.0, **facts: float) -> ReportVie
 
 
 class FakeCluster:
-    """See the module. `ready` says which pods may become ready, by component."""
+    """See the module. Keywords replace parts of the spec; those of `rollout` are added to it."""
 
     def __init__(self, **spec: Any) -> None:
-        made = manifest(**spec)
+        made = manifest()
+        rollout = made["spec"]["rollout"] | spec.pop("rollout", {})
+        made["spec"] |= {"rollout": rollout, **spec}
         made["metadata"] = {"name": "j", "namespace": "n", "uid": "u", "generation": 1}
         self.resource: Object = {**made, "status": {}}
         self.children: dict[ChildKey, Object] = {}
