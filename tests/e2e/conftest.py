@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.harness.chart import CHART, image_options
 from tests.harness.cluster import ROOT, Cluster, script, wait_until, why_no_cluster
 from tests.harness.cluster_job import ClusterJob, simulated
 
@@ -118,10 +119,9 @@ def helm(cluster: Cluster) -> Callable[..., str]:
 @pytest.fixture(scope="session")
 def system(cluster: Cluster, images: None, helm: Callable[..., str]) -> str:
     """The chart, installed as README says; its namespace."""
-    values = str(ROOT / "tests" / "e2e" / "values.yaml")
     helm(
-        "upgrade", "--install", "rljob", str(ROOT / "charts" / "rljob"), "-n", SYSTEM, "--create-namespace",
-        "-f", values, "--wait", "--timeout", "120s",
+        "upgrade", "--install", "rljob", str(CHART), "-n", SYSTEM, "--create-namespace",
+        *image_options(), "--wait", "--timeout", "120s",
     )  # fmt: skip
     return SYSTEM
 
