@@ -78,3 +78,13 @@ def env(workload: Object, name: str) -> dict[str, Any]:
     """Variables of a container; a value from elsewhere as it is rendered."""
     items = container(workload, name)["env"]
     return {item["name"]: item.get("value", item.get("valueFrom", "")) for item in items}
+
+
+# left: what a person writes; right: what an API server makes of it (tests/e2e/test_rendered.py asks one)
+PRINTED = {
+    "250m": "250m", "0.5": "500m", "1000m": "1", "1": "1", "1000": "1k", "2560Mi": "2560Mi", "1024Mi": "1Gi",
+    "1.5Gi": "1536Mi", "0.5Mi": "512Ki", "0.5Ki": "512", "2000M": "2G", "1e3": "1e3", "1500m": "1500m", "0": "0",
+    "0Gi": "0", "1E": "1E", "100n": "1m", "0.1": "100m", "1023": "1023", "1e-3": "1e-3", "5e4": "50e3", ".5": "500m",
+    "0.0000000001": "1m", "1.0001Ki": "1024103m", "0.3Mi": "314572800m", "0.0005": "1m", "1.5e3": "1500",
+    "1048576Ki": "1Gi", "1025Ki": "1025Ki", "123456789": "123456789",
+}  # fmt: skip
