@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from functools import cache
 from importlib import import_module
@@ -377,6 +378,13 @@ def test_monitoring_is_off_by_default_and_whole_when_on() -> None:
     for shipped, own in zip(rules["spec"]["groups"], source["groups"], strict=True):
         for alert, original in zip(shipped["rules"], own["rules"], strict=True):
             assert alert == original | {"labels": {**original["labels"], "team": "rl"}}
+
+
+def test_every_alert_is_explained_in_the_docs() -> None:
+    source = yaml.safe_load((CHART / "files" / "rules.yaml").read_text())
+    alerts = [rule["alert"] for group in source["groups"] for rule in group["rules"]]
+    page = (CHART.parents[1] / "docs" / "monitoring.md").read_text()
+    assert re.findall(r"^\| (RLJob\w+) \|", page, re.MULTILINE) == alerts
 
 
 def test_the_dashboard_is_shipped_as_it_lies_there() -> None:
