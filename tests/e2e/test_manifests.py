@@ -22,7 +22,7 @@ from rljob.api.rljob_types import RLJob
 from rljob.api.source import Source
 from rljob.errors import ManifestError
 from tests.harness.cluster import ROOT, Cluster, Object, wait_until
-from tests.harness.manifests import Case, base, cases, pools
+from tests.harness.manifests import Case, base, cases, pools, random_manifests
 
 CRDS = sorted((ROOT / "charts/rljob/files/crds").glob("*.yaml"))
 DRY = {"dryRun": "All", "fieldValidation": "Strict"}
@@ -48,8 +48,8 @@ def refused_paths(answer: httpx.Response) -> list[str]:
     return [cause["field"] for cause in causes if "field" in cause] + unknown
 
 
-def refused_by_rljob(manifest: Object, folder: Path) -> list[str]:
-    """Where `rljob validate` sees faults."""
+def refused_by_rljob(manifest: Object, folder: Path | None) -> list[str]:
+    """Where `rljob validate` sees faults; without a folder, but for plugins."""
     try:
         check(Source("m", manifest, {}), folder)
     except ManifestError as error:
@@ -76,6 +76,25 @@ def test_the_api_server_and_rljob_judge_alike(api: Cluster, case: Case, tmp_path
     assert (not found) if wanted is None else any(path.startswith(wanted) for path in found), found
     if wanted is None:
         assert resolved(job_of(answer.json())) == resolved(job_of(case.manifest))
+
+
+def overlap(one: str, other: str) -> bool:
+    """One path is the other, or lies above it."""
+    return one.startswith(other) or other.startswith(one)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_both_judge_random_manifests_alike(api: Cluster, seed: int) -> None:
+    accepted = 0
+    for manifest in random_manifests(seed, 100):
+        answer = api.api("POST", api.path("RLJob", PLACE), manifest, **DRY)
+        found = refused_by_rljob(manifest, None)
+        assert answer.is_success is not bool(found), (manifest["spec"], answer.text, found)
+        accepted += answer.is_success
+        if found:
+            told = refused_paths(answer)
+            assert any(overlap(one, other) for one in found for other in told), (told, found)
+    assert 20 < accepted < 80
 
 
 def test_kubectl_and_rljob_read_a_whole_number_written_as_a_float_alike(api: Cluster) -> None:

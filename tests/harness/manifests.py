@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,17 @@ def cases(section: str) -> list[Case]:
         Case(row["case"], _changed(row), row.get("refused"), row.get("validate"))
         for row in TABLE[section]
     ]
+
+
+def random_manifests(seed: int, count: int) -> Iterator[dict[str, Any]]:
+    """Manifests in which a few keys have values of `random.yaml`."""
+    chance = random.Random(seed)
+    domain = yaml.safe_load((ROOT / "tests/e2e/manifests/random.yaml").read_text())
+    for _ in range(count):
+        keys = chance.sample(sorted(domain["values"]), chance.randint(1, 4))
+        picked = {key: chance.choice(domain["values"][key]) for key in keys}
+        values = chance.choice([{}, *domain["modes"]]) | picked
+        yield _changed({"case": "random", "set": dict(sorted(values.items()))})
 
 
 def pools() -> list[Case]:
