@@ -41,12 +41,14 @@ def _check_resume(folder: RunFolder, job: RLJob, artifacts: Path) -> None:
         raise MachineError(str(folder.root), "there is no run to resume", "run without --resume")
     before = RLJob.model_validate(old)
     succeeded = folder.read("status.json").get("phase") == conditions.PHASE_SUCCEEDED
-    if succeeded and job.spec.trainer.steps <= before.spec.trainer.steps:
-        fix = "run without --resume for a new one, or give it more spec.trainer.steps"
-        raise MachineError(str(folder.root), "this run has succeeded already", fix)
+    trains = before.spec.mode == "train"
+    if succeeded and not (trains and job.spec.trainer.steps > before.spec.trainer.steps):
+        fix = "run without --resume for a new one"
+        more = ", or give it more spec.trainer.steps" if trains else ""
+        raise MachineError(str(folder.root), "this run has succeeded already", fix + more)
     for problem in changed_keys(before, job):
         raise problem
-    if job.spec.trainer.steps < (done := _steps_done(folder, artifacts)):
+    if trains and job.spec.trainer.steps < (done := _steps_done(folder, artifacts)):
         problem = f"is {job.spec.trainer.steps}, but the run has trained {done} steps already"
         raise ManifestError("spec.trainer.steps", problem, f"give it {done} or more")
 

@@ -179,6 +179,7 @@ class Run:
         return build(
             verdict,
             name=self._job.name,
+            mode=self._job.spec.mode,
             steps_wanted=self._job.spec.trainer.steps,
             folder=self._folder.root,
             artifacts=self._artifacts,
@@ -191,7 +192,8 @@ class Run:
 
     def _close(self, summary: Summary, verdict: Verdict) -> None:
         self._folder.write("summary.json", msgspec.to_builtins(summary))
-        draw_curve(self._artifacts, self._folder.root / "curve.png")
+        if self._job.spec.mode == "train":
+            draw_curve(self._artifacts, self._folder.root / "curve.png")
         if verdict.exit_code == UserError.exit_code:
             sys.stderr.write(f"{verdict.message}\n")  # bad input is one line and nothing else
         else:

@@ -5,6 +5,7 @@ verdict, last snapshot, metrics/*.jsonl, audit ─► Summary ─► summary.jso
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,15 @@ class Summary(msgspec.Struct, kw_only=True):
     """summary.json. null where the run did not get so far."""
 
     name: str
+    mode: str
     phase: str
     reason: str
     message: str
     steps: int
-    """Trained and committed."""
+    """Trained and committed; in mode `rollout` batches that were archived, in mode `eval` 0."""
     steps_wanted: int
+    result: dict[str, Any] | None
+    """result.json of modes `eval` and `rollout`."""
     validation_first: float | None
     validation_first_interval: tuple[float, float] | None
     """95 %."""
@@ -72,6 +76,7 @@ def build(
     verdict: Verdict,
     *,
     name: str,
+    mode: str,
     steps_wanted: int,
     folder: Path,
     artifacts: Path,
@@ -85,30 +90,39 @@ def build(
     steps = read_lines(artifacts / "metrics" / "steps.jsonl")
     scores = read_scores(artifacts, snapshot.validation if snapshot else {})
     first, last = (scores[0], scores[-1]) if scores else (None, None)
+    result = _result(artifacts) if mode != "train" else None
+    staleness = [int(line["staleness_max"]) for line in steps if "staleness_max" in line]
     return Summary(
         name=name,
+        mode=mode,
         phase=verdict.phase,
         reason=verdict.reason,
         message=verdict.message,
         steps=snapshot.step if snapshot else len(steps),
         steps_wanted=steps_wanted,
+        result=result,
         validation_first=first.score if first else None,
         validation_first_interval=_interval(first),
         validation_last=last.score if last else None,
         validation_last_interval=_interval(last),
         validation_last_step=last.step if last else None,
         **_episodes(snapshot),
-        mean_turns=_mean(steps, "turns_mean"),
+        mean_turns=result["mean_turns"] if result else _mean(steps, "turns_mean"),
         reward_first=steps[0]["reward_mean"] if steps else None,
         reward_last=steps[-1]["reward_mean"] if steps else None,
         **_audited(audit),
-        max_staleness=max((int(line["staleness_max"]) for line in steps), default=None),
+        max_staleness=max(staleness, default=None),
         wall_seconds=round(wall_seconds, 1),
         **_trainer_times(snapshot),
         starting_seconds=None if starting_seconds is None else round(starting_seconds, 1),
         restarts=restarts,
         folder=str(folder),
     )
+
+
+def _result(artifacts: Path) -> dict[str, Any] | None:
+    file = artifacts / "result.json"
+    return json.loads(file.read_text()) if file.exists() else None
 
 
 def _interval(score: Score | None) -> tuple[float, float] | None:
@@ -167,31 +181,57 @@ def table(summary: Summary) -> RenderableType:
 
 def rows(summary: Summary) -> list[tuple[str, str]]:
     """The lines of the table."""
-    found = [("steps", f"{summary.steps} of {summary.steps_wanted}")]
+    found = [] if summary.mode != "train" else _trained(summary)
     if summary.message and summary.phase != "Succeeded":
         found.append(("why", summary.message))
+    found += _of_mode(summary)
+    episodes = f"{summary.episodes_completed} completed, {summary.episodes_failed} failed attempts"
+    rate = "–" if summary.completion_rate is None else f"{summary.completion_rate:.1%}"
     found += [
-        ("validation, first", _score(summary.validation_first, summary.validation_first_interval)),
-        ("validation, last", _score(summary.validation_last, summary.validation_last_interval)),
-        ("reward", f"{number_text(summary.reward_first)} → {number_text(summary.reward_last)}"),
-        (
-            "episodes",
-            f"{summary.episodes_completed} completed, {summary.episodes_failed} failed attempts",
-        ),
-        (
-            "completion rate",
-            "–" if summary.completion_rate is None else f"{summary.completion_rate:.1%}",
-        ),
+        ("episodes", episodes),
+        ("completion rate", rate),
         ("mean turns", number_text(summary.mean_turns, 1)),
-        ("staleness, max", number_text(summary.max_staleness, 0)),
-        ("lost / trained twice", f"{_count(summary.lost)} / {_count(summary.trained_twice)}"),
-        ("time", _times(summary)),
     ]
+    if summary.mode == "train":
+        found.append(("staleness, max", number_text(summary.max_staleness, 0)))
+    if summary.mode != "eval":  # scored episodes are in no batch
+        twice = "trained twice" if summary.mode == "train" else "collected twice"
+        faults = f"{_count(summary.lost)} / {_count(summary.trained_twice)}"
+        found.append((f"lost / {twice}", faults))
+    found.append(("time", _times(summary)))
     if summary.restarts:
         found.append(
             ("restarts", ", ".join(f"{name} {count}" for name, count in summary.restarts.items()))
         )
     return [*found, ("folder", summary.folder)]
+
+
+def _trained(summary: Summary) -> list[tuple[str, str]]:
+    return [("steps", f"{summary.steps} of {summary.steps_wanted}")]
+
+
+def _of_mode(summary: Summary) -> list[tuple[str, str]]:
+    """What the job was run for."""
+    if summary.mode == "train":
+        first, last = summary.validation_first, summary.validation_last
+        reward = f"{number_text(summary.reward_first)} → {number_text(summary.reward_last)}"
+        return [
+            ("validation, first", _score(first, summary.validation_first_interval)),
+            ("validation, last", _score(last, summary.validation_last_interval)),
+            ("reward", reward),
+        ]
+    if (result := summary.result) is None:
+        return []
+    if summary.mode == "eval":
+        pass_at = ", ".join(f"pass@{k} {value:.2f}" for k, value in result["pass_at"].items())
+        score = _score(result["score"], (result["ci_low"], result["ci_high"]))
+        return [("score", score), ("pass@k", pass_at or "–")]
+    given_up = result["groups_given_up"]
+    return [
+        ("groups", f"{result['groups']} collected, {given_up} given up"),
+        ("reward", number_text(result["reward_mean"])),
+        ("exported", f"{len(result['files'])} files in artifacts/export"),
+    ]
 
 
 def _score(score: float | None, interval: tuple[float, float] | None) -> str:
@@ -210,4 +250,6 @@ def _times(summary: Summary) -> str:
         seconds_text(summary.trainer_seconds),
         seconds_text(summary.waiting_for_rollouts_seconds),
     )
+    if summary.mode != "train":
+        return f"{wall} in all: {start} until the first weights"
     return f"{wall} in all: {start} until the first weights, trainer busy {busy}, waiting for rollouts {waiting}"

@@ -32,12 +32,14 @@ log = structlog.get_logger()
 
 async def gather(collector: Collector) -> None:
     """Collect everything and write the result."""
+    rules = LedgerConfig.from_job(collector.job, collector.num_rows, "")
+    collector.progress.facts["total"] = float(rules.num_groups or 0)
     kept = await asyncio.to_thread(Kept, collector.artifacts)
     intake = Intake(
         collector.ledger,
         collector.incarnation,
         collector.artifacts,
-        LedgerConfig.from_job(collector.job, collector.num_rows, "").groups_per_step,
+        rules.groups_per_step,
         collector.progress,
         collector.clock,
     )
@@ -99,7 +101,7 @@ class Kept:
         """Take over the numbers so far."""
         if self._lines:
             mean_reward = self._lines[max(self._lines)]["reward_mean"]
-            progress.facts.update(groups=float(self._sum("groups")), reward_mean=mean_reward)
+            progress.facts.update(done=float(self._sum("groups")), reward_mean=mean_reward)
 
     def result(self, dead: int) -> dict[str, Any]:
         """For result.json."""

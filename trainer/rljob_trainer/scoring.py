@@ -75,7 +75,7 @@ async def _drain(collector: Collector, scored: Scored) -> int:
 async def _tell(collector: Collector, status: ValidationStatus) -> None:
     ended, progress = status.done + status.dead, collector.progress
     progress.waiting_for = "" if status.complete else f"episodes: {ended} of {status.total} ended"
-    progress.facts.update(validation_done=float(ended), validation_total=float(status.total))
+    progress.facts.update(done=float(ended), total=float(status.total))
     if not status.done and status.dead >= min(status.total, _FEWEST_DEAD):
         reason = await collector.last_death()
         raise collector.nothing_came_back(f"{status.dead} episodes in a row", reason)

@@ -72,7 +72,8 @@ class Watch:
             name=job.name,
             phase=conditions.PHASE_PENDING,
             started_at=started_at,
-            steps=job.spec.trainer.steps,
+            mode=job.spec.mode,
+            steps=job.spec.trainer.steps if job.spec.mode == "train" else 0,
         )
         self.snapshot: LedgerSnapshot | None = None
         self.first_weights_seconds: float | None = None
@@ -132,12 +133,12 @@ class Watch:
         self.facts.validation = read_scores(self._artifacts, snapshot.validation)
         self.facts.validation_running = _validation_running(snapshot)
         if snapshot.policy.version is not None:  # before the first weights nothing can be trained
-            self.facts.eta_seconds = self._pace.eta_seconds(now, snapshot.step, self.facts.steps)
+            self.facts.eta_seconds = self._pace.eta_seconds(now, self.facts.step, self.facts.steps)
         self._progress = self._progress.seen(snapshot.progress, now)
         if self.first_weights_seconds is None and snapshot.policy.version is not None:
             self.first_weights_seconds = now - self._began
-        if snapshot.step > self._step:
-            self._step = snapshot.step
+        if self.facts.step > self._step:
+            self._step = self.facts.step
             for supervisor in supervisors.values():
                 supervisor.committed()
 

@@ -8,6 +8,12 @@ from typing import Any
 from rljob.api.rljob_types import RLJob
 from rljob.errors import ManifestError
 
+
+def _scored(job: RLJob, key: str) -> Any:
+    """Of the rows that mode `eval` scores; training may change what it is validated on."""
+    return getattr(job.spec.data.validation, key, None) if job.spec.mode == "eval" else None
+
+
 _FIXED: dict[str, Callable[[RLJob], Any]] = {
     "spec.mode": lambda job: job.spec.mode,
     "spec.model.source": lambda job: job.spec.model.source,
@@ -15,6 +21,9 @@ _FIXED: dict[str, Callable[[RLJob], Any]] = {
     "spec.model.maxContextLength": lambda job: job.spec.model.max_context_length,
     "spec.data.train.source": lambda job: job.spec.data.train.source,
     "spec.data.train.seed": lambda job: job.spec.data.train.seed,
+    "spec.data.validation.source": lambda job: _scored(job, "source"),
+    "spec.data.validation.samplesPerPrompt": lambda job: _scored(job, "samples_per_prompt"),
+    "spec.rollout.groups": lambda job: job.spec.rollout.groups,
     "spec.rollout.groupSize": lambda job: job.spec.rollout.group_size,
     "spec.trainer.groupsPerStep": lambda job: job.spec.trainer.groups_per_step,
     "spec.trainer.backend": lambda job: job.spec.trainer.backend,

@@ -30,8 +30,11 @@ class Facts(msgspec.Struct, kw_only=True):
     started_at: float
     """Seconds since the epoch."""
     elapsed_seconds: float = 0.0
+    mode: str = "train"
     step: int = 0
+    """Trained; in mode `eval` episodes that have ended, in mode `rollout` groups that are collected."""
     steps: int
+    """In all; 0 while not known."""
     eta_seconds: float | None = None
     policy_version: str = ""
     reward_mean: float | None = None
@@ -57,6 +60,11 @@ class Facts(msgspec.Struct, kw_only=True):
     restarts: dict[str, int] = {}
     conditions: list[dict[str, str | float]] = []
 
+    @property
+    def unit(self) -> str:
+        """What `step` counts."""
+        return {"eval": "episode", "rollout": "group"}.get(self.mode, "step")
+
 
 class StepPace:
     """The pace of steps, for the ETA."""
@@ -79,7 +87,11 @@ class StepPace:
 def apply_snapshot(facts: Facts, snapshot: LedgerSnapshot) -> None:
     """Copy what the ledger knows into `facts`."""
     counts = snapshot.counts
-    facts.step = snapshot.step
+    if facts.mode == "train":
+        facts.step = snapshot.step
+    elif (report := snapshot.reports.get("collector")) is not None:
+        facts.step = int(report.facts.get("done", facts.step))
+        facts.steps = int(report.facts.get("total", facts.steps))
     facts.policy_version = str(snapshot.policy.version) if snapshot.policy.version else ""
     facts.reward_mean = snapshot.reward_mean
     facts.running, facts.completed = counts.get("running", 0), counts.get("completed", 0)

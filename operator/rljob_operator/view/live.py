@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rljob_operator.view.facts import Facts, number_text, seconds_text
-from rljob_operator.view.plain import validation_text
+from rljob_operator.view.plain import staleness_text, validation_text
 
 _STYLES = {
     "ready": "green",
@@ -67,7 +67,7 @@ def panel(facts: Facts, rewards: list[float]) -> RenderableType:
     head.add_column(ratio=1)
     head.add_column(justify="right")
     head.add_row(
-        Text(f"step {facts.step} of {facts.steps}", style="bold"),
+        Text(f"{facts.unit} {facts.step} of {facts.steps or '–'}", style="bold"),
         ProgressBar(total=max(1, facts.steps), completed=facts.step),
         Text(
             f"{seconds_text(facts.elapsed_seconds)} elapsed, {seconds_text(facts.eta_seconds)} to go"
@@ -91,15 +91,14 @@ def _flow(facts: Facts, rewards: list[float]) -> Table:
     table.add_column(style="cyan")
     table.add_column()
     table.add_row("reward", f"{number_text(facts.reward_mean)}  {sparkline(rewards)}")
-    table.add_row("validation", validation_text(facts))
+    if facts.mode == "train":
+        table.add_row("validation", validation_text(facts))
     table.add_row(
         "episodes", f"{facts.running} running, {facts.completed} completed, {facts.failed} failed"
     )
     table.add_row("turns", number_text(facts.turns_mean, 1))
-    table.add_row(
-        "staleness",
-        f"{number_text(facts.staleness_mean, 1)} mean, {number_text(facts.staleness_max, 0)} max",
-    )
+    if facts.mode == "train":
+        table.add_row("staleness", staleness_text(facts))
     table.add_row("tokens/s", number_text(facts.tokens_per_second, 0))
     table.add_row(
         "waiting", f"{facts.ready_groups} groups ready, {facts.backlog} episodes in the stream"

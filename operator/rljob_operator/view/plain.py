@@ -29,7 +29,8 @@ class PlainView:
 
     def update(self, facts: Facts) -> None:
         """Print the facts if a step was committed, the phase changed or ten seconds went by."""
-        new_step = facts.step != self._last_step and facts.step > 0
+        # without training every episode would be a line
+        new_step = facts.mode == "train" and facts.step != self._last_step and facts.step > 0
         if not (
             new_step
             or facts.phase != self._last_phase
@@ -48,12 +49,12 @@ def line(facts: Facts) -> str:
     """All facts in one line."""
     parts = [
         f"[{seconds_text(facts.elapsed_seconds)}] {facts.phase.lower()}",
-        f"step {facts.step}/{facts.steps}",
+        f"{facts.unit} {facts.step}/{facts.steps or '–'}",
         f"eta {seconds_text(facts.eta_seconds)}",
         f"reward {number_text(facts.reward_mean)}",
-        f"validation {validation_text(facts)}",
+        *([f"validation {validation_text(facts)}"] if facts.mode == "train" else []),
         f"episodes {facts.running} running {facts.completed} completed {facts.failed} failed",
-        f"staleness {number_text(facts.staleness_mean, 1)} (max {number_text(facts.staleness_max, 0)})",
+        *([f"staleness {staleness_text(facts)}"] if facts.mode == "train" else []),
         f"{number_text(facts.tokens_per_second, 0)} tokens/s",
     ]
     if not_up := [
@@ -65,6 +66,11 @@ def line(facts: Facts) -> str:
     if facts.waiting:
         parts.append(", ".join(f"{name} waits for {what}" for name, what in facts.waiting.items()))
     return " | ".join(parts)
+
+
+def staleness_text(facts: Facts) -> str:
+    """`0.8 (max 2)`."""
+    return f"{number_text(facts.staleness_mean, 1)} (max {number_text(facts.staleness_max, 0)})"
 
 
 def validation_text(facts: Facts) -> str:

@@ -165,6 +165,7 @@ def summary(tmp_path: Path, **fields: Any) -> Any:
     )
     arguments: dict[str, Any] = {
         "name": "q",
+        "mode": "train",
         "steps_wanted": 2,
         "folder": tmp_path,
         "artifacts": tmp_path,
