@@ -30,7 +30,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     artifacts: str
     """Directory of the artifact store: prepared/, weights/, batches/, checkpoints/, completions/, metrics/."""
     work_dir: str
-    """Scratch of this component; emptied before each start."""
+    """Scratch of this component; a local driver empties it before each start, in a pod it lives as long as the pod."""
     redis_url: str = ""
     metrics_port: int = 0
     """Where this component serves /metrics and /healthz on loopback (a pod: on all addresses); 0: nowhere."""
@@ -70,6 +70,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             raise MachineError(
                 "environment", str(error), "start components through a driver (rljob run)"
             ) from None
+
+    def make_folders(self) -> None:
+        """Make the scratch folder, and the HOME that libraries keep their caches in: a pod's volume begins empty.
+
+        Raises:
+            MachineError: one of them cannot be made.
+        """
+        for name, folder in (("RLJOB_WORK_DIR", self.work_dir), ("HOME", os.environ.get("HOME"))):
+            try:
+                if folder:
+                    Path(folder).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                fix = "mount a writable volume there"
+                raise MachineError(
+                    name, f"{folder} cannot be made ({error.strerror})", fix
+                ) from None
 
     def to_env(self) -> dict[str, str]:
         """The variables that `from_env` reads back."""

@@ -2,6 +2,9 @@
 
     python -m rljob_rollout_worker.engine_process     Settings + manifest ─► argv, environment ─► exec
 
+In a cluster this runs in any vLLM image, from a mounted folder that holds `rljob` and this package alone: it imports
+nothing that such an image lacks.
+
 What rljob must decide itself (ports, names, lengths, the plugin, log probabilities) cannot be given in `engine.args`.
 On a machine without an accelerator small defaults come first, so that `engine.args` and `engine.env` may override
 them; a tiny model then serves after 19 s in 1.2 GiB: two processes, the second one forked, one OpenMP thread per two
@@ -103,9 +106,8 @@ def engine_env(
         env.pop("VLLM_CPU_KVCACHE_SPACE", None)  # would override --kv-cache-memory-bytes
         env |= {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # or the CPU platform insists on a third process
-            "OMP_NUM_THREADS": str(
-                max(1, (os.cpu_count() or 1) // 2)
-            ),  # the trainer shares these cores
+            # a pod names its share; on one machine the trainer has the other half of the cores
+            "OMP_NUM_THREADS": base.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // 2))),
             "OMP_WAIT_POLICY": "PASSIVE",
         }
     return env | job.spec.rollout.engine.env
@@ -114,6 +116,7 @@ def engine_env(
 def main() -> None:
     """Become the engine. Raises UserError for bad input."""
     settings = Settings.from_env()
+    settings.make_folders()
     job = settings.job()
     has_accelerator = any(Path(device).exists() for device in ("/dev/nvidia0", "/dev/kfd"))
     env = engine_env(job, settings, os.environ, has_accelerator=has_accelerator)

@@ -47,7 +47,9 @@ async def run(settings: Settings) -> None:
             settings.redis_url, job.ledger_name, deadline_seconds=STORE_SECONDS
         )
         stack.push_async_callback(ledger.aclose)
-        broker = SandboxClient(settings.broker_url, settings.token, job.name)
+        broker = SandboxClient(
+            settings.broker_url, settings.token, job.name, owner=worker, boot_id=boot_id
+        )
         stack.push_async_callback(broker.aclose)
         gateway = GatewayClient(settings.gateway_control_url, settings.gateway_url, settings.token)
         stack.push_async_callback(gateway.aclose)
@@ -80,6 +82,7 @@ def main() -> int:
     """Exit code of the process."""
     try:
         settings = Settings.from_env()
+        settings.make_folders()
         telemetry.configure_logging(settings.component)
         with telemetry.serve(settings):
             asyncio.run(run(settings))

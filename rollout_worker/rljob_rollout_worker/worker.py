@@ -268,13 +268,15 @@ class Worker:
 def limits_of(job: RLJob) -> Limits:
     """This worker's share: of the episodes, and of the sandboxes that could hold them.
 
-    An episode that could never get a sandbox is better left in the ledger, where another worker may lease it.
+    An episode that could never get a sandbox is better left in the ledger, where another worker may lease it. Where
+    their number changes, the fewest that may be up could do all of it.
     """
     rollout = job.spec.rollout
+    workers = rollout.min_replicas or rollout.replicas
     used = {task.sandbox.pool for task in job.spec.tasks}
     boxes = sum(pool.max for pool in job.spec.sandbox_pools if pool.name in used)
-    episodes = -(-rollout.max_concurrent_episodes // rollout.replicas)
-    capacity = max(1, min(episodes, boxes // rollout.replicas or 1))
+    episodes = -(-rollout.max_concurrent_episodes // workers)
+    capacity = max(1, min(episodes, boxes // workers or 1))
     burst = min(capacity, BURST)
     return Limits(
         capacity=capacity, acquire=burst, setup=burst, run=capacity, reward=burst, ahead=capacity

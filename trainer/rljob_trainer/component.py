@@ -42,7 +42,9 @@ def main(name: str, work: Work) -> int:
 
     configure_logging(name)
     try:
-        return asyncio.run(_until_signalled(work(Settings.from_env())))
+        settings = Settings.from_env()
+        settings.make_folders()
+        return asyncio.run(_until_signalled(work(settings)))
     except UserError as error:
         print(error, file=sys.stderr, flush=True)  # noqa: T201 - the driver shows the last line
         return error.exit_code

@@ -113,6 +113,7 @@ def _kept(prepared: Path, key: str) -> dict[str, Any] | None:
 def main() -> int:
     """Entry point of the component. Exit code 2 on bad input, with the line as the last of stderr."""
     settings = Settings.from_env()
+    settings.make_folders()
     # Threads that spin while they wait make a warm start five times slower on a machine that does other things too.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

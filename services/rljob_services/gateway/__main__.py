@@ -39,6 +39,7 @@ def main() -> int:
     telemetry.configure_logging("gateway")
     try:
         settings = Settings.from_env()
+        settings.make_folders()
         new_loop = uvicorn.Config("", log_config=None).get_loop_factory()  # uvloop's, if there
         with telemetry.serve(settings), asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(serve(settings))

@@ -1,6 +1,7 @@
 """The environment of a component reads back as it was written; anything else is one clear line."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -41,3 +42,17 @@ async def test_the_system_clock_sleeps_and_never_goes_back() -> None:
     assert clock.monotonic() - before >= 0.009
     assert abs(clock.now() - wall) < 60
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+def test_the_folders_of_a_pod_are_made_and_one_that_cannot_be_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "work" / "home"))
+    settings = Settings.from_env(NEEDED | {"RLJOB_WORK_DIR": str(tmp_path / "work" / "trainer")})
+    settings.make_folders()
+    settings.make_folders()
+    assert sorted(path.name for path in (tmp_path / "work").iterdir()) == ["home", "trainer"]
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "file" / "home"))
+    with pytest.raises(MachineError, match=r"HOME: .*cannot be made"):
+        settings.make_folders()

@@ -1,7 +1,13 @@
 import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+import rljob
+import rljob_rollout_worker
 from rljob.api.rljob_types import RLJob
 from rljob.errors import ManifestError
 from rljob.settings import Settings
@@ -142,3 +148,56 @@ def test_an_engine_without_a_prepared_model_says_so(wiring, monkeypatch):
         monkeypatch.setenv(name, text)
     with pytest.raises(Exception, match="holds no model; run the prepare component first"):
         engine_process.main()
+
+
+IN_A_VLLM_IMAGE = {
+    *("pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection"),
+    *("msgspec", "yaml", "httpx", "httpcore", "anyio", "sniffio", "certifi", "idna", "h11"),
+}
+"""Of what vLLM itself depends on, what we use. There is no structlog, redis, typer, rich or zstandard."""
+RUN_WITH_NOTHING_ELSE = """
+import importlib.abc, json, os, sys
+
+class Refuse(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        known = top in sys.stdlib_module_names or top.startswith("_sysconfigdata")
+        if not known and top not in {allowed!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}: a vLLM image need not have it")
+
+sys.meta_path.insert(0, Refuse())
+os.execve = lambda program, argv, env: print(json.dumps([argv, env["RLJOB_TOKEN"]]))
+import rljob_rollout_worker.vllm_plugin, rljob_rollout_worker.vllm_cpu
+from rljob_rollout_worker.engine_process import main
+main()
+"""
+
+
+def test_the_engine_starts_from_a_mounted_folder_in_an_image_that_has_only_what_vllm_brings(
+    wiring, model_dir, tmp_path
+):
+    extension = tmp_path / "extension"
+    for package in (rljob, rljob_rollout_worker):
+        folder = Path(package.__file__).parent
+        shutil.copytree(folder, extension / folder.name)
+    Path(wiring.job_file).write_text(job().model_dump_json(by_alias=True, exclude_none=True))
+    allowed = IN_A_VLLM_IMAGE | {"rljob", "rljob_rollout_worker"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", RUN_WITH_NOTHING_ELSE.format(allowed=allowed)],
+        env={"PATH": "/bin", "PYTHONPATH": str(extension), **wiring.to_env()},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    argv, token = json.loads(done.stdout)
+    assert argv[1:3] == ["-m", "rljob_rollout_worker.vllm_cpu"]
+    assert str(model_dir) in argv
+    assert token == "secret"
+
+
+def test_a_pod_s_share_of_the_cores_is_kept(wiring):
+    env = engine_env(job(), wiring, {"OMP_NUM_THREADS": "3"}, has_accelerator=False)
+    assert env["OMP_NUM_THREADS"] == "3"

@@ -179,3 +179,21 @@ async def test_a_worker_leases_no_more_than_could_get_a_sandbox(house: Make) -> 
     assert limits_of(home.job).capacity == 6
     await home.run()
     assert home.ledger.most_leased == 6
+
+
+@pytest.mark.parametrize(
+    ("changes", "capacity"),
+    [
+        ({"replicas": 4}, 25),
+        ({"replicas": 4, "minReplicas": 2, "maxReplicas": 10}, 50),
+        ({"minReplicas": 3, "maxReplicas": 10}, 34),
+    ],
+)
+async def test_a_worker_s_share_is_that_of_the_fewest_that_may_be_up(
+    house: Make, changes: dict[str, int], capacity: int
+) -> None:
+    spec = {
+        "rollout": {"maxConcurrentEpisodes": 100, **changes},
+        "sandboxPools": [{"name": "default", "max": 500}],
+    }
+    assert limits_of(house(spec=spec).job).capacity == capacity

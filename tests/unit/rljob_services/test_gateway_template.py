@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -56,6 +56,7 @@ def prepared(template: ChatTemplate, messages):
     return [mark_message(read_message(0, message), template.vocabulary) for message in messages]
 
 
+@settings(deadline=None)  # timings never fail
 @given(system=st.none() | plain, prompt=plain, turns=turns(), with_tools=st.booleans())
 def test_continuing_gives_the_tokens_of_the_whole_conversation(
     template: ChatTemplate, model_dir, system, prompt, turns, with_tools
