@@ -2,7 +2,7 @@
 # Installs a lock into /opt/rljob/venv. Usage: install.sh LOCKFILE
 set -eu
 export SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt
-export UV_PYTHON_DOWNLOADS=never UV_LINK_MODE=copy # a link cannot leave the cache's file system
+export UV_PYTHON_DOWNLOADS=never UV_CACHE_DIR=/var/cache/uv UV_LINK_MODE=copy # no link leaves the cache's file system
 venv=/opt/rljob/venv
 packages=$venv/lib/python3.11/site-packages
 /opt/uv/bin/uv venv -q --no-project --python python3 "$venv"

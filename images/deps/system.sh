@@ -22,6 +22,10 @@ python3 -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and f"Python 3.
 bundle=/etc/ssl/certs/ca-certificates.crt
 [ -s "$bundle" ] || cat /usr/share/ca-certificates/mozilla/*.crt >"$bundle" # what the package's own script would do
 
+# likewise: the standard library's bytecode
+[ -e /usr/lib/python3.11/__pycache__/argparse.cpython-311.pyc ] || \
+  python3 -m compileall -q --invalidation-mode unchecked-hash /usr/lib/python3.11
+
 # Libraries ask who runs them (getpass.getuser): the number alone has no name.
 grep -q '^rljob:' /etc/passwd || echo 'rljob:x:10001:10001::/work/home:/usr/sbin/nologin' >>/etc/passwd
 grep -q '^rljob:' /etc/group || echo 'rljob:x:10001:' >>/etc/group

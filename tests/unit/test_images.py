@@ -35,7 +35,8 @@ def script(name: str, path: Path) -> ModuleType:
 
 
 @pytest.fixture
-def build() -> ModuleType:
+def build(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "tests/e2e/images")
     return script("images_build", ROOT / "tests/e2e/images/build")
 
 
@@ -170,8 +171,8 @@ def test_the_name_of_a_layer_on_others_is_that_of_the_image_specification(
 ) -> None:
     # from the OCI image specification: ChainID(A|B) = Digest(ChainID(A) + " " + DiffID(B))
     low, high = "sha256:" + "a" * 64, "sha256:" + "b" * 64
-    assert build.chain_id("", low) == low
-    assert build.chain_id(low, high) == (
+    assert build.cluster_images.chain_id("", low) == low
+    assert build.cluster_images.chain_id(low, high) == (
         "sha256:ccd722928bd92476ba1745586fed6e45a102504185ad88cd89e01ff116fd146c"
     )
 
