@@ -31,7 +31,7 @@ from rljob.kube.resources import Object
 from rljob_operator.cluster_client import MissingPermissionError, why_forbidden
 from rljob_operator.expectations import Expectations
 from rljob_operator.observed import ChildKey, Owner
-from rljob_operator.plan import FOREGROUND, Action, Verb, is_ours, settled_digest
+from rljob_operator.plan import FOREGROUND, Action, Verb, is_owned, settled_digest
 
 SIDE_BY_SIDE = 8
 """Calls of one job at the same time."""
@@ -112,7 +112,7 @@ class Applier:
             return found
 
     def _check_owner(self, key: ChildKey, found: Object | None) -> None:
-        if found is not None and not is_ours(found, self._owner.uid):
+        if found is not None and not is_owned(found, self._owner.uid):
             message = (
                 f"{key.kind} {key.name} exists and does not belong to this RLJob: "
                 "remove or rename it, or give the job another name"

@@ -30,7 +30,7 @@ def end_now() -> None:
 
 
 class LeaseGuard:
-    """Watches a lease that was acquired, from a thread. A context manager around the time in which we lead.
+    """Watches a lease that was acquired, from a thread, until `close`.
 
     Args:
         lease: Ours.
@@ -41,13 +41,11 @@ class LeaseGuard:
         self._lease, self._when_lost = lease, when_lost
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="lease guard", daemon=True)
-
-    def __enter__(self) -> LeaseGuard:
         metrics.LEADER.set(1)
         self._thread.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Look no more: we are about to give the lease back."""
         metrics.LEADER.set(0)
         self._stop.set()
         self._thread.join()

@@ -59,14 +59,17 @@ def plan(
     """What makes the observed children the desired ones; deletes first."""
     uid = str(observed.resource["metadata"]["uid"])
     wanted = {key_of(child): child for child in desired}
-    # The owner is going: nothing new, whatever else is wanted.
+    # The owner is going: what is there may be scaled down, nothing new is made.
     going = "deletionTimestamp" in observed.resource["metadata"]
     actions: list[Action] = []
     for key, live in observed.children.items():
         if key not in wanted and is_ours(live, uid) and not _stays(key, live):
             actions.append(Action(verb=Verb.DELETE, key=key, wanted="absent", live=live))
-    for key, child in () if going else wanted.items():
-        if action := _bring(key, child, observed.children.get(key), expectations):
+    for key, child in wanted.items():
+        live = observed.children.get(key)
+        if live is None and going:
+            continue
+        if action := _bring(key, child, live, expectations):
             actions.append(action)
     return [action for action in actions if not expectations.held(action.key, action.wanted, now)]
 
@@ -116,11 +119,15 @@ def key_of(child: Object) -> ChildKey:
 
 
 def is_ours(child: Object, uid: str) -> bool:
-    """Whether a child belongs to the job: by its label and by its owner reference."""
-    metadata = child["metadata"]
-    owners = metadata.get("ownerReferences") or ()
-    label = (metadata.get("labels") or {}).get(labels.JOB_UID)
-    return label == uid and any(owner.get("uid") == uid for owner in owners)
+    """Whether a child may be deleted as the job's: it says so by its label and by its owner reference."""
+    label = (child["metadata"].get("labels") or {}).get(labels.JOB_UID)
+    return label == uid and is_owned(child, uid)
+
+
+def is_owned(child: Object, uid: str) -> bool:
+    """Whether an object was made for the job, whatever became of its labels."""
+    owners = child["metadata"].get("ownerReferences") or ()
+    return any(owner.get("uid") == uid for owner in owners)
 
 
 def scaler_of(child: Object) -> str:

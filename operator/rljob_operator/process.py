@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, NamedTuple, Protocol
 
@@ -119,12 +119,7 @@ class OperatorProcess:
             metrics.LEADER.set(0)
             if not await self._until_stop(self._lease.acquire()):
                 return 0
-            try:
-                with LeaseGuard(self._lease):
-                    await self._lead(optional)
-            finally:
-                self._health.ready = False
-                await self._lease.release()
+            await self._lead(optional)
         return 0
 
     async def _beat(self) -> None:
@@ -178,53 +173,80 @@ class OperatorProcess:
 
     async def _lead(self, optional: Sequence[Resource]) -> None:
         """Until we are told to stop, or something that must last ends."""
+        guard = LeaseGuard(self._lease)
         self._health.ready = False
-        config, client, clock = self._options.config, self._client, self._clock
-        ledgers = Ledgers(clock)
-        wakes = Wakes(clock)
-        jobs, children = Jobs(wakes.wake), Children(wakes.wake)
-        reconciler = Reconciler(
-            client,
-            config,
-            self._options.broker_key,
-            jobs=jobs,
-            observer=Observer(client, children, ledgers, Warnings(client, clock), clock),
-            ledgers=ledgers,
-            poster=EventPoster(client, clock),
-            decide=decide,
-            render=render,
-            crds=frozenset(f"{kind.plural}.{kind.group}" for kind in optional),
-            clock=clock,
-        )
-        copies = informers(client, children, (*CHILD_KINDS, *optional), config.namespaces)
-        audit = WatchAudit(client, jobs, config.namespaces, clock)
-        watch = self._job_watch(jobs.hear)
-        forget = _show_jobs(jobs, ledgers)
-        tasks = [asyncio.create_task(self._hold(), name="lease")]
-        tasks += [asyncio.create_task(copy.run(), name=copy.resource.kind) for copy in copies]
+        parts = Parts(self._options, self._client, optional, self._clock)
+        watch = self._job_watch(parts.jobs.hear)
+        hide_jobs = parts.show_jobs()
+        tasks = [_task(self._hold(), "lease")]
+        tasks += [_task(copy.run(), copy.resource.kind) for copy in parts.copies]
         try:
             async with asyncio.timeout(SYNC_SECONDS):
-                await asyncio.gather(*(copy.synced.wait() for copy in copies))
-            wakes.start(reconciler.reconcile)
-            tasks.append(asyncio.create_task(watch.run(), name="kopf"))
-            tasks.append(asyncio.create_task(audit.run(), name="audit"))
-            ages = watch_ages(copies, audit, self._health, clock)
-            tasks.append(asyncio.create_task(ages, name="watch ages"))
+                await asyncio.gather(*(copy.synced.wait() for copy in parts.copies))
+            parts.wakes.start(parts.reconciler.reconcile)
+            ages = watch_ages(parts.copies, parts.audit, self._health, self._clock)
+            tasks += [
+                _task(watch.run(), "kopf"),
+                _task(parts.audit.run(), "audit"),
+                _task(ages, "watch ages"),
+            ]
             self._health.ready = True
             await self._until_stop(_first_end(tasks))
         finally:
             self._health.ready = False
             watch.stop()
-            await wakes.aclose(PASSES_END_SECONDS)
+            await parts.wakes.aclose(PASSES_END_SECONDS)
+            # Nothing writes from here on: the other replica need not wait for the rest.
+            guard.close()
+            await _end(tasks[:1])
+            await self._lease.release()
             await _end(tasks)
-            await ledgers.aclose()
-            forget()
+            await parts.ledgers.aclose()
+            hide_jobs()
 
     async def _hold(self) -> None:
         try:
             await self._lease.hold()
         except LeaseLostError:
             end_now()
+
+
+class Parts:
+    """What a leader is made of."""
+
+    def __init__(
+        self, options: Options, client: KubeClient, optional: Sequence[Resource], clock: Clock
+    ) -> None:
+        config = options.config
+        self.wakes = Wakes(clock)
+        self.jobs, self.children = Jobs(self.wakes.wake), Children(self.wakes.wake)
+        self.ledgers = Ledgers(clock)
+        self.copies = informers(client, self.children, (*CHILD_KINDS, *optional), config.namespaces)
+        self.audit = WatchAudit(client, self.jobs, config.namespaces, clock)
+        self.reconciler = Reconciler(
+            client,
+            config,
+            options.broker_key,
+            jobs=self.jobs,
+            observer=Observer(client, self.children, self.ledgers, Warnings(client, clock), clock),
+            ledgers=self.ledgers,
+            poster=EventPoster(client, clock),
+            decide=decide,
+            render=render,
+            crds=frozenset(f"{kind.plural}.{kind.group}" for kind in optional),
+            clock=clock,
+        )
+
+    def show_jobs(self) -> Callable[[], None]:
+        """Give every scrape the jobs as they are then; what is returned ends that."""
+        from prometheus_client import REGISTRY
+
+        def facts() -> list[metrics.JobFacts]:
+            return [(job, self.ledgers.last(job["metadata"]["uid"])) for job in self.jobs.all()]
+
+        collector: Any = metrics.JobCollector(facts)
+        REGISTRY.register(collector)
+        return lambda: REGISTRY.unregister(collector)
 
 
 class MissingRightsError(UserError):
@@ -265,13 +287,5 @@ async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _show_jobs(jobs: Jobs, ledgers: Ledgers) -> Callable[[], None]:
-    """Give every scrape the jobs as they are then; what is returned ends that."""
-    from prometheus_client import REGISTRY
-
-    def facts() -> list[metrics.JobFacts]:
-        return [(job, ledgers.last(job["metadata"]["uid"])) for job in jobs.all()]
-
-    collector: Any = metrics.JobCollector(facts)
-    REGISTRY.register(collector)
-    return lambda: REGISTRY.unregister(collector)
+def _task(coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    return asyncio.create_task(coroutine, name=name)
