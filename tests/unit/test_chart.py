@@ -6,7 +6,6 @@ import json
 import re
 from collections import Counter
 from functools import cache
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,9 @@ import msgspec
 import pytest
 import yaml
 
+from rljob_operator import preflight
 from rljob_operator.observed import ClusterConfig
+from rljob_sandbox_pool import cluster_config
 from tests.harness.chart import (
     CHART,
     CLUSTER_SCOPED,
@@ -155,12 +156,10 @@ def test_services_reach_their_pods(name: str, service: str, ports: set[int]) -> 
         port["name"]: port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]
     }
     assert all(numbers[port["targetPort"]] == port["port"] for port in spec["ports"])
-    chosen = {key: value for key, value in spec["selector"].items() if key != ACTIVE}
-    assert selects(chosen, pod["metadata"]["labels"])
-
-
-ACTIVE = "rljob.dev/active"
-"""The label that the active sandbox pool manager gives its own pod."""
+    # the active pool manager gives its own pod one label more
+    later = {cluster_config.ACTIVE: "true"} if service == "rljob-sandbox-pool" else {}
+    assert selects(spec["selector"], pod["metadata"]["labels"] | later)
+    assert selects(later, spec["selector"])
 
 
 @ALL
@@ -217,6 +216,27 @@ def test_namespaced_values_reach_the_operator() -> None:
     assert (config.image_pull_policy, config.image_pull_secrets) == ("Always", ["registry-login"])
     assert (config.storage_class, config.artifacts_size) == ("fast", "100Gi")
     assert config.artifacts_access_mode == "ReadWriteOnce"
+
+
+@ALL
+def test_the_pool_managers_configuration_is_what_its_code_reads(name: str) -> None:
+    data = rendered(name).one("ConfigMap", "rljob-sandbox-pool")["data"]["sandbox-pool.yaml"]
+    config = msgspec.yaml.decode(data, type=cluster_config.PoolManagerConfig)
+    operator = operator_config(rendered(name))
+    assert (config.guest_image, config.sandbox_image) == (
+        operator.images.sandbox_pool,
+        operator.images.sandbox,
+    )
+    assert (config.namespaces, config.image_pull_policy, config.image_pull_secrets) == (
+        operator.namespaces,
+        operator.image_pull_policy,
+        operator.image_pull_secrets,
+    )
+    ports = dict(rendered(name).pods())["rljob-sandbox-pool"]["spec"]["containers"][0]["ports"]
+    assert {port["name"]: port["containerPort"] for port in ports} == {
+        "broker": config.port,
+        "metrics": config.metrics_port,
+    }
 
 
 def test_a_digest_wins_over_a_tag() -> None:
@@ -291,35 +311,38 @@ def test_crds_are_those_of_the_models_and_are_kept() -> None:
         assert one["metadata"]["name"] == source["metadata"]["name"]
 
 
-def _asked(module: str, where: str) -> set[tuple[str, str, str]]:
-    """What the code says it needs in the served namespaces (`jobs`) or in its own (`operator`)."""
+def _asked(where: str) -> set[tuple[str, str, str]]:
+    """What the operator's code says it needs: in the served namespaces (`jobs`), in its own (`operator`)."""
     return {
         (
             rule.resource.group,
             "/".join(filter(None, (rule.resource.plural, rule.subresource))),
             verb,
         )
-        for rule in import_module(module).RULES
+        for rule in preflight.RULES
         if rule.where == where
         for verb in rule.verbs
     }
 
 
-@pytest.mark.parametrize(
-    ("component", "module"),
-    [
-        ("rljob-operator", "rljob_operator.preflight"),
-        ("rljob-sandbox-pool", "rljob_sandbox_pool.cluster.rules"),
-    ],
-)
-def test_rights_are_those_that_the_code_names_and_no_more(component: str, module: str) -> None:
-    everywhere = rendered().one("ClusterRole", component)
-    own = rendered().one("Role", f"{component}-own", NAMESPACE)
-    assert rights([everywhere]) == _asked(module, "jobs")
-    assert rights([own]) == _asked(module, "operator")
+RIGHTS = {
+    "rljob-operator": (_asked("jobs"), _asked("operator")),
+    "rljob-sandbox-pool": (
+        rights([{"rules": cluster_config.RULES}]),
+        rights([{"rules": cluster_config.OWN_RULES}]),
+    ),
+}
+
+
+@pytest.mark.parametrize("component", RIGHTS)
+def test_rights_are_those_that_the_code_names_and_no_more(component: str) -> None:
+    served, own = RIGHTS[component]
+    assert served
+    assert own
+    assert rights([rendered().one("ClusterRole", component)]) == served
+    assert rights([rendered().one("Role", f"{component}-own", NAMESPACE)]) == own
     for namespace in ("team-a", "team-b"):
-        role = rendered("namespaced").one("Role", component, namespace)
-        assert rights([role]) == _asked(module, "jobs")
+        assert rights([rendered("namespaced").one("Role", component, namespace)]) == served
 
 
 def test_the_served_namespaces_alone_give_rights() -> None:

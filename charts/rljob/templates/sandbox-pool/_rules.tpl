@@ -1,4 +1,4 @@
-{{- /* Equal to the sandbox pool's own lists; a test compares them. */ -}}
+{{- /* Equal to RULES and OWN_RULES of rljob_sandbox_pool/cluster_config.py; a test compares them. */ -}}
 {{- define "rljob.sandboxPool.rules" -}}
 - apiGroups: [rljob.dev]
   resources: [sandboxpools]
@@ -21,4 +21,7 @@
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
   verbs: [get, create, update, patch]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, patch]
 {{- end -}}
