@@ -194,12 +194,14 @@ class OperatorProcess:
             await self._until_stop(_first_end(tasks))
         finally:
             self._health.ready = False
+            _log.info("stops")
             watch.stop()
             await parts.wakes.aclose(PASSES_END_SECONDS)
             # Nothing writes from here on: the other replica need not wait for the rest.
             guard.close()
             await _end(tasks[:1])
             await self._lease.release()
+            _log.info("lease_given_back")
             await _end(tasks)
             await parts.ledgers.aclose()
             hide_jobs()
