@@ -17,7 +17,6 @@ from rljob_operator.render.children import rendered
 from rljob_operator.render.config import spec_hash
 from rljob_operator.render.context import Context
 from rljob_operator.render.quantities import resources
-from rljob_operator.render.settle import with_templates
 
 LABEL_LENGTH = 63
 STATEFUL_SUFFIX = len("-rollout-0123456789")
@@ -97,33 +96,33 @@ def _pool_requirements(context: Context) -> None:
         resources(pool.resources, f"spec.sandboxPools[{index}].resources")
 
 
-def _template(path: str, role: str, given: Callable[[RLJob], Mapping[str, Any]]) -> Check:
-    """A template alone, over a pod of that role without any other fault."""
+def _template(part: str) -> Check:
+    """A template alone: the pods that it is for, without any other override."""
 
     def rule(context: Context) -> None:
-        if override := given(context.job):
-            bare = Context(_without_overrides(context.job), context.owner, context.config)
-            make = workloads.rollouts if role == "rollout" else workloads.trainer
-            with_templates(make(bare)["spec"]["template"], [(path, override)])
+        alone = Context(_with_one_template(context.job, part), context.owner, context.config)
+        if part == "trainer":
+            workloads.prepare(alone)
+            workloads.trainer(alone)
+        else:
+            workloads.rollouts(alone)
 
     return rule
 
 
-def _without_overrides(job: RLJob) -> RLJob:
+def _with_one_template(job: RLJob, part: str) -> RLJob:
     rollout, trainer = job.spec.rollout, job.spec.trainer
-    nothing: dict[str, Any] = {"template": {}, "resources": {}}
-    spec = job.spec.model_copy(
-        update={
-            "rollout": rollout.model_copy(
-                update={
-                    "engine": rollout.engine.model_copy(update=nothing),
-                    "worker": rollout.worker.model_copy(update=nothing),
-                }
-            ),
-            "trainer": trainer.model_copy(update=nothing),
-        }
-    )
-    return job.model_copy(update={"spec": spec})
+
+    def update(name: str) -> dict[str, Any]:
+        return {"resources": {}} if name == part else {"resources": {}, "template": {}}
+
+    engine = rollout.engine.model_copy(update=update("engine"))
+    worker = rollout.worker.model_copy(update=update("worker"))
+    parts = {
+        "rollout": rollout.model_copy(update={"engine": engine, "worker": worker}),
+        "trainer": trainer.model_copy(update=update("trainer")),
+    }
+    return job.model_copy(update={"spec": job.spec.model_copy(update=parts)})
 
 
 _RULES: tuple[Check, ...] = (
@@ -135,11 +134,7 @@ _RULES: tuple[Check, ...] = (
     _requirements("spec.rollout.worker.resources", lambda job: job.spec.rollout.worker.resources),
     _requirements("spec.trainer.resources", lambda job: job.spec.trainer.resources),
     _pool_requirements,
-    _template(
-        "spec.rollout.engine.template", "rollout", lambda job: job.spec.rollout.engine.template
-    ),
-    _template(
-        "spec.rollout.worker.template", "rollout", lambda job: job.spec.rollout.worker.template
-    ),
-    _template("spec.trainer.template", "trainer", lambda job: job.spec.trainer.template),
+    _template("engine"),
+    _template("worker"),
+    _template("trainer"),
 )

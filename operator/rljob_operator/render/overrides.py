@@ -36,6 +36,7 @@ WHOLE = {"env"}
 """Lists whose items are replaced as a whole: a value and its source exclude each other."""
 HANDLERS = ("httpGet", "tcpSocket", "exec", "grpc")
 """A probe has one."""
+CONTAINERS = ("containers", "initContainers")
 RESERVED_SPEC = ("restartPolicy", "hostname", "subdomain", "activeDeadlineSeconds")
 """Keys of a pod's spec that the operator's own work hangs on."""
 RESERVED_ENV = frozenset(PREFIX + name.upper() for name in Settings.__struct_fields__)
@@ -55,7 +56,22 @@ def merge(template: Mapping[str, Any], override: Mapping[str, Any], path: str) -
             )
     _refuse_metadata(_mapping(override.get("metadata"), f"{path}.metadata"), f"{path}.metadata")
     _refuse_spec(_mapping(override.get("spec"), f"{path}.spec"), f"{path}.spec")
-    return _maps(template, override, path)
+    merged = _maps(template, override, path)
+    _refuse_strangers(merged["spec"], template["spec"], f"{path}.spec")
+    return merged
+
+
+def _refuse_strangers(merged: Mapping[str, Any], rendered: Mapping[str, Any], path: str) -> None:
+    """A container that is not the pod's own must bring its image: most often it is one of ours in the wrong list."""
+    ours = {kind: [item["name"] for item in rendered.get(kind, [])] for kind in CONTAINERS}
+    known = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in ours.items() if names)
+    for kind, other in zip(CONTAINERS, reversed(CONTAINERS), strict=True):
+        for item in merged.get(kind, []):
+            name = item["name"]
+            if name not in ours[kind] and (name in ours[other] or not item.get("image")):
+                raise ManifestError(
+                    f"{path}.{kind}[{name}]", "is no container of this pod", f"it has {known}"
+                )
 
 
 def _refuse_metadata(metadata: Mapping[str, Any], path: str) -> None:
@@ -77,17 +93,21 @@ def _refuse_spec(spec: Mapping[str, Any], path: str) -> None:
     for key in RESERVED_SPEC:
         if key in spec:
             raise ManifestError(f"{path}.{key}", "is set by rljob itself", "remove it")
-    for kind in ("containers", "initContainers"):
+    for kind in CONTAINERS:
         for index, container in enumerate(_items(spec.get(kind), f"{path}.{kind}")):
             where = f"{path}.{kind}[{index}]"
             if "restartPolicy" in container and kind == "containers":
                 raise ManifestError(f"{where}.restartPolicy", "belongs to a sidecar", "remove it")
             for number, item in enumerate(_items(container.get("env"), f"{where}.env")):
-                name = str(item.get("name", ""))
-                if name in RESERVED_ENV or name.startswith(f"{PREFIX}SECRET_"):
-                    raise ManifestError(
-                        f"{where}.env[{number}]", f"{name} is set by rljob itself", "remove it"
-                    )
+                _refuse_variable(item, f"{where}.env[{number}]")
+
+
+def _refuse_variable(item: Mapping[str, Any], path: str) -> None:
+    name, value = str(item.get("name", "")), item.get("value")
+    if name in RESERVED_ENV or name.startswith(f"{PREFIX}SECRET_"):
+        raise ManifestError(path, f"{name} is set by rljob itself", "remove it")
+    if value is not None and not isinstance(value, str):
+        raise ManifestError(f"{path}.value", f"{value!r} is no text", "put it in quotes")
 
 
 def _maps(base: Mapping[str, Any], over: Mapping[str, Any], path: str) -> dict[str, Any]:

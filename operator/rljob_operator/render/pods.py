@@ -15,9 +15,9 @@ from rljob_operator.render.probes import probes
 from rljob_operator.render.quantities import parse, with_defaults
 
 USER = 10_001
-CPU = {"engine": "250m", "trainer": "250m", "prepare": "250m"}
-"""Requested of the CPU where the manifest does not say; small, so that a two-core node holds a job."""
-SMALL_CPU = "100m"
+CPU, SMALL_CPU, SMALL_MIB = "250m", "100m", 1024
+"""Requested of the CPU where the manifest does not say, by whether the component needs a GiB: so little that a node of
+two cores holds a job."""
 PORT_NAMES = {"engine/http": "engine", "gateway/metrics": "gateway-metrics"}
 """role/port → name in the pod, where it is not the port's own: Prometheus finds `metrics` by name."""
 SHARED_MEMORY, GPU_SHARED_MEMORY = "1Gi", "16Gi"
@@ -29,6 +29,14 @@ SECURITY = {
 }
 PERSON = {"HOME": f"{labels.WORK_PATH}/home", "USER": "rljob", "PYTHONUNBUFFERED": "1"}
 """An image need not know our user: torch asks for a name, and fails where it finds none."""
+POD_SECURITY = {
+    "runAsNonRoot": True,
+    "runAsUser": USER,
+    "runAsGroup": USER,
+    "fsGroup": USER,
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
 POD_INDEX, POD_INDEX_LABEL = "POD_INDEX", "apps.kubernetes.io/pod-index"
 
 
@@ -58,18 +66,17 @@ def container(
     needs = with_defaults(
         resources or {},
         path,
-        cpu=CPU.get(component.role, SMALL_CPU),
+        cpu=SMALL_CPU if component.resources.memory_mib < SMALL_MIB else CPU,
         memory_mib=component.resources.memory_mib,
     )
-    ports = [
-        {"name": name, "containerPort": number, "protocol": "TCP"}
-        for name, number in _ports(component)
-    ]
     return {
         **bare(context, component.role, image),
         "command": [filled(context, component, part) for part in component.command],
         "env": environment(context, component, env or {}, needs, numbered=numbered),
-        **({"ports": ports} if ports else {}),
+        "ports": [
+            {"name": name, "containerPort": number, "protocol": "TCP"}
+            for name, number in _ports(component)
+        ],
         "resources": needs,
         "volumeMounts": [*_common_mounts(context, component), *mounts],
         **probes(component, gpu=bool(gpus.names([needs]))),
@@ -114,13 +121,7 @@ def environment(
     if numbered:
         first.append(_from_field(POD_INDEX, f"metadata.labels['{POD_INDEX_LABEL}']"))
         env["RLJOB_COMPONENT"] = f"{component.role}-$({POD_INDEX})"
-    return [
-        *first,
-        *(
-            {"name": name, "value": value} if value else {"name": name}
-            for name, value in env.items()
-        ),
-    ]
+    return [*first, *({"name": name, "value": value} for name, value in env.items())]
 
 
 def pod_template(
@@ -135,37 +136,23 @@ def pod_template(
     extra_labels: Mapping[str, str] | None = None,
     annotations: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The template of a pod of a role."""
-    config, scheduling = context.config, context.job.spec.scheduling
+    """The template of a pod of a role; what is empty in it, `settle` leaves out."""
     needs = [item.get("resources", {}) for item in (*init, *containers)]
-    tolerations = gpus.tolerations(needs)
-    secrets = [{"name": name} for name in config.image_pull_secrets]
     return {
         "metadata": {
             "labels": context.labels(role) | context.queue() | dict(extra_labels or {}),
-            **({"annotations": dict(annotations)} if annotations else {}),
+            "annotations": dict(annotations or {}),
         },
         "spec": {
             "serviceAccountName": context.name(),
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": USER,
-                "runAsGroup": USER,
-                "fsGroup": USER,
-                "fsGroupChangePolicy": "OnRootMismatch",
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
+            "securityContext": POD_SECURITY,
             "terminationGracePeriodSeconds": math.ceil(grace_seconds),
-            **({"imagePullSecrets": secrets} if secrets else {}),
-            **({"tolerations": tolerations} if tolerations else {}),
-            **(
-                {"priorityClassName": scheduling.priority_class_name}
-                if scheduling.priority_class_name
-                else {}
-            ),
-            **({"initContainers": list(init)} if init else {}),
+            "imagePullSecrets": [{"name": name} for name in context.config.image_pull_secrets],
+            "tolerations": gpus.tolerations(needs),
+            "priorityClassName": context.job.spec.scheduling.priority_class_name,
+            "initContainers": list(init),
             "containers": list(containers),
             "volumes": [*_scratch_volumes(needs), *volumes],
             **dict(spec or {}),

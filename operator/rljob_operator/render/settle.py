@@ -38,11 +38,10 @@ def settled(template: Mapping[str, Any], path: str) -> dict[str, Any]:
     for kind in ("initContainers", "containers"):
         if kind in spec:
             spec[kind] = [
-                _container(item, f"{path}.spec.{kind}[{index}]")
-                for index, item in enumerate(spec[kind])
+                _container(item, f"{path}.spec.{kind}[{item['name']}]") for item in spec[kind]
             ]
     spec["volumes"] = [
-        _volume(item, f"{path}.spec.volumes[{index}]") for index, item in enumerate(spec["volumes"])
+        _volume(item, f"{path}.spec.volumes[{item['name']}]") for item in spec["volumes"]
     ]
     return _without_empty({**template, "spec": spec})
 

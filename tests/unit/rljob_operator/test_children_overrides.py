@@ -136,6 +136,13 @@ FAULTS: dict[str, dict[str, Any]] = {
     "t.spec.containers[0].env[0]": {
         "spec": {"containers": [{"name": "trainer", "env": [{"name": "RLJOB_SECRET_REDIS"}]}]}
     },
+    "t.spec.containers[0].env[0].value": {
+        "spec": {"containers": [{"name": "trainer", "env": [{"name": "X", "value": 1}]}]}
+    },
+    "t.spec.containers[trainr]": {"spec": {"containers": [{"name": "trainr", "env": []}]}},
+    "t.spec.initContainers[trainer]": {
+        "spec": {"initContainers": [{"name": "trainer", "image": "x"}]}
+    },
     "t.spec.volumes": {"spec": {"volumes": "none"}},
     "t.spec.tolerations[0]": {"spec": {"tolerations": ["x"]}},
 }
