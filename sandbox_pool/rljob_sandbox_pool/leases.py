@@ -26,6 +26,10 @@ class ClaimRequest:
     wait_seconds: float = 0.0
     """How long it may wait for a sandbox."""
     owner: Owner | None = None
+    image: str = ""
+    """Empty: the pool's first."""
+    job: str = ""
+    """For whom; empty where the pool serves but one job."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class Lease:
     answer: bytes
     """What the claim was answered with: a repeated request gets it again."""
     owner: Owner | None = None
+    job: str = ""
 
 
 class Leases:
@@ -70,13 +75,14 @@ class Leases:
         )
         return self.remove(lease.claim_id) if lease else None
 
-    def of_earlier_boots(self, owner: Owner) -> list[Lease]:
-        """Claims of the same owner from before it was restarted: nobody holds them any more."""
+    def of_earlier_boots(self, owner: Owner, job: str = "") -> list[Lease]:
+        """Claims of the same owner of the same job from before it was restarted: nobody holds them any more."""
         return [
             lease
             for lease in self._by_claim.values()
             if lease.owner
             and lease.owner.name == owner.name
+            and lease.job == job
             and lease.owner.boot_id != owner.boot_id
         ]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rljob.api.rljob_types import SandboxPool
 from rljob_sandbox_pool.aserver import HttpServer
-from rljob_sandbox_pool.broker import Broker
+from rljob_sandbox_pool.broker import Broker, OneJob
 from rljob_sandbox_pool.pool import Pool
 from rljob_sandbox_pool.runtimes.base import Runtime
 from rljob_sandbox_pool.runtimes.bubblewrap import BubblewrapRuntime
@@ -38,9 +38,12 @@ class Manager:
         token: str,
         pool_key: str,
     ) -> None:
-        self.pools = {spec.name: Pool(spec, runtimes[spec.runtime], pool_key) for spec in specs}
+        self.pools = {
+            spec.name: Pool(spec, runtimes[spec.runtime], pool_key, name=spec.name)
+            for spec in specs
+        }
         self._runtimes = runtimes
-        self._server = HttpServer(Broker(self.pools, token).handle)
+        self._server = HttpServer(Broker(OneJob(self.pools, token)).handle)
         self._loops: list[asyncio.Task[None]] = []
 
     async def start(self, host: str, port: int) -> str:

@@ -10,22 +10,25 @@ ENDING     a kill under way                      nothing of it left
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import hmac
 import json
 import secrets
-from collections.abc import Mapping
 
 import msgspec
 
 from rljob.errors import SandboxError
 from rljob.http1 import HttpClient, HttpError
 from rljob_sandbox_pool.guest.claims import proof
+from rljob_sandbox_pool.leases import ClaimRequest, Owner
 from rljob_sandbox_pool.runtimes.base import RunningSandbox, SandboxSpec
 
-START_SECONDS = 30.0
 CALL_SECONDS = 10.0
 RESET_SECONDS = 20.0
+POLL_SECONDS = 0.1
+LONGEST_POLL_SECONDS = 1.0
+"""How often a guest is tried whose sandbox has an address but does not answer yet."""
 MAX_BODY_BYTES = 65_536
 """Largest answer of a guest to its pool."""
 
@@ -45,54 +48,87 @@ class MemberState(enum.Enum):
     """Killed; still holds its place."""
 
 
-class _Health(msgspec.Struct):
+class HeldClaim(msgspec.Struct):
+    """Guest → pool: the claim that holds it."""
+
+    id: str
+    seconds_left: float
+    owner: str = ""
+    boot_id: str = ""
+
+
+class Health(msgspec.Struct):
+    """Guest → pool: `GET /healthz`."""
+
     id: str
     state: str
     boot_nonce: str
     proof: str = ""
+    uses: int = 0
+    """This and what follows is told only to a pool that proves itself, with the boot nonce it has heard."""
+    job: str = ""
+    claim: HeldClaim | None = None
 
 
 class Member:
     """One sandbox of a pool."""
 
     def __init__(self, spec: SandboxSpec, running: RunningSandbox, *, now: float) -> None:
-        self.id, self.index = spec.id, spec.index
+        self.id, self.index, self.image = spec.id, spec.index, spec.image
         self.state = MemberState.STARTING
         self.since = now
         """When it came into its state, monotonic."""
         self.uses = 0
-        self.boot_nonce = ""
+        self.job = ""
+        """Whose claims it has served."""
+        self.boot_nonce = self.url = ""
         self.running = running
         self._key = spec.key
-        self._http = HttpClient(running.url, max_body_bytes=MAX_BODY_BYTES)
+        self._http: HttpClient | None = None
 
-    @property
-    def url(self) -> str:
-        """Where its guest listens."""
-        return self.running.url
+    async def verify(self, patience_seconds: float) -> Health:
+        """STARTING: the guest proves that it holds the key. Raises SandboxError.
 
-    async def verify(self) -> None:
-        """STARTING: the guest proves that it holds the key, and says its boot nonce. Raises SandboxError."""
+        Args:
+            patience_seconds: How long the guest may stay silent once its address is known.
+        """
+        self.url = await self.running.locate()
+        self._http = HttpClient(self.url, max_body_bytes=MAX_BODY_BYTES)
         challenge = secrets.token_hex(16)
-        health = await self._call("GET", f"/healthz?challenge={challenge}", timeout=START_SECONDS)
-        try:
-            heard = msgspec.json.decode(health, type=_Health)
-        except msgspec.MsgspecError as error:
-            raise SandboxError(f"sandbox {self.id}: nonsense from its guest: {error}") from None
+        heard = _health(
+            self.id, await self._hear(f"/healthz?challenge={challenge}", patience_seconds)
+        )
         expected = proof(self._key, "guest", challenge, heard.boot_nonce, heard.state)
         if not hmac.compare_digest(expected.encode(), heard.proof.encode()) or heard.id != self.id:
             raise SandboxError(f"sandbox {self.id}: its guest failed the keyed challenge")
-        if heard.state != "warm":
-            raise SandboxError(f"sandbox {self.id}: its guest calls itself {heard.state[:20]}")
         self.boot_nonce = heard.boot_nonce
+        return heard
 
-    async def claim(
-        self, claim_id: str, token: str, env: Mapping[str, str], ttl_seconds: float
-    ) -> None:
-        """Compare-and-set inside the guest. Raises SandboxError."""
-        body = {"claim_id": claim_id, "token": token, "env": dict(env), "ttl_seconds": ttl_seconds}
+    async def ask(self) -> Health:
+        """What the guest of a sandbox that others started tells its pool. Raises SandboxError."""
+        return _health(self.id, await self._call("GET", "/healthz"))
+
+    async def claim(self, request: ClaimRequest) -> str:
+        """Compare-and-set inside the guest; the claim's token. Raises SandboxError."""
+        token = self.token(request.id)
+        owner = request.owner or Owner("", "")
+        body = {
+            "claim_id": request.id,
+            "token": token,
+            "env": dict(request.env),
+            "ttl_seconds": request.ttl_seconds,
+            "owner": owner.name,
+            "boot_id": owner.boot_id,
+            "job": request.job,
+        }
         await self._call("POST", "/claim", json.dumps(body).encode())
         self.uses += 1
+        self.job = self.job or request.job
+        return token
+
+    def token(self, claim_id: str) -> str:
+        """What opens the sandbox to a claim: a pool manager that takes over finds the same."""
+        return proof(self._key, "claim", claim_id, self.boot_nonce)
 
     async def reset(self) -> None:
         """End the claim, clean, verify. Raises SandboxError with the evidence."""
@@ -100,11 +136,27 @@ class Member:
 
     async def aclose(self) -> None:
         """Hang up."""
-        await self._http.aclose()
+        if self._http is not None:
+            await self._http.aclose()
+
+    async def _hear(self, target: str, patience_seconds: float) -> bytes:
+        """The first answer of a guest that may not be up yet. Raises SandboxError."""
+        loop = asyncio.get_running_loop()
+        deadline, pause = loop.time() + patience_seconds, POLL_SECONDS
+        while True:
+            left = deadline - loop.time()
+            try:
+                return await self._call("GET", target, timeout=max(0.05, min(left, CALL_SECONDS)))
+            except SandboxError:
+                if self.running.failed.done() or loop.time() + pause > deadline:
+                    raise
+            await asyncio.sleep(pause)
+            pause = min(LONGEST_POLL_SECONDS, pause * 1.5)
 
     async def _call(
         self, method: str, target: str, body: bytes = b"", *, timeout: float = CALL_SECONDS
     ) -> bytes:
+        assert self._http is not None
         headers = (
             {"x-rljob-pool": proof(self._key, "pool", self.boot_nonce)} if self.boot_nonce else {}
         )
@@ -120,3 +172,10 @@ class Member:
                 f"sandbox {self.id}: {answer.body[:2000].decode('utf-8', 'replace')}"
             )
         return answer.body
+
+
+def _health(sandbox_id: str, body: bytes) -> Health:
+    try:
+        return msgspec.json.decode(body, type=Health)
+    except msgspec.MsgspecError as error:
+        raise SandboxError(f"sandbox {sandbox_id}: nonsense from its guest: {error}") from None

@@ -10,15 +10,19 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
+def _any(item: object) -> bool:
+    return True
+
+
 class ReadyQueue(Generic[T]):
-    """Never holds both: a sandbox that becomes ready goes to the claim that has waited longest.
+    """Never holds both, where they fit: a sandbox that becomes ready goes to the claim that has waited longest.
 
     The sandbox used last is taken first: its memory is warm, and the others get old enough to be ended.
     """
 
     def __init__(self) -> None:
         self._ready: deque[T] = deque()
-        self._waiting: deque[asyncio.Future[T]] = deque()
+        self._waiting: deque[tuple[asyncio.Future[T], Callable[[T], bool]]] = deque()
 
     @property
     def num_ready(self) -> int:
@@ -28,28 +32,32 @@ class ReadyQueue(Generic[T]):
     @property
     def num_waiting(self) -> int:
         """Claims that wait."""
-        return sum(not future.done() for future in self._waiting)
+        return sum(not future.done() for future, _ in self._waiting)
 
     def put(self, item: T) -> None:
         """A sandbox is ready."""
-        while self._waiting:
-            future = self._waiting.popleft()
-            if not future.done():
-                future.set_result(item)
+        self._waiting = deque(entry for entry in self._waiting if not entry[0].done())
+        for entry in self._waiting:
+            if entry[1](item):
+                self._waiting.remove(entry)
+                entry[0].set_result(item)
                 return
         self._ready.append(item)
 
-    async def get(self, seconds: float, on_wait: Callable[[], None]) -> T | None:
-        """A sandbox, at once or within `seconds`; None where none came. `on_wait` is called before it waits.
+    async def get(
+        self, seconds: float, on_wait: Callable[[], None], fits: Callable[[T], bool] = _any
+    ) -> T | None:
+        """A sandbox that fits, at once or within `seconds`; None where none came. `on_wait` is called before it waits.
 
         Cancelled, it puts a sandbox that had just come back.
         """
-        if self._ready:
-            return self._ready.pop()
+        if (found := next(filter(fits, reversed(self._ready)), None)) is not None:
+            self._ready.remove(found)
+            return found
         if seconds <= 0:
             return None
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._waiting.append(future)
+        self._waiting.append((future, fits))
         on_wait()
         try:
             async with asyncio.timeout(seconds):

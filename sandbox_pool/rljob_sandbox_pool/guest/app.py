@@ -1,12 +1,13 @@
 """Routes of the guest: who may call what, and the same answer for the same request id.
 
-    POST /claim     pool    {claim_id, token, env, ttl_seconds}
+    POST /claim     pool    {claim_id, token, env, ttl_seconds, owner, boot_id, job}
     POST /release   pool or claim: ends the claim
     POST /reset     pool (ends the claim too) or claim (keeps it)
     POST /exec      claim   {request_id, command, cwd, env, stdin, timeout, max_output_bytes}
     GET  /files     claim   ?path=&max_bytes=
     PUT  /files     claim   a line of JSON {request_id, files: [{path, bytes, mode}]}, then the files' bytes
-    GET  /healthz   anyone; ?challenge= asks for the keyed answer, a claim's headers whether it holds
+    GET  /healthz   anyone; ?challenge= asks for the keyed answer, a claim's headers whether it holds; the pool is told
+                    the claim
     GET  /metrics   anyone
 
 The pool proves itself with HMAC(sandbox key, boot nonce), an owner with its claim's token. Knows no socket and
@@ -119,6 +120,9 @@ class Guest:
             token=checks.text(body, "token", limit=256),
             env=checks.environment(body.get("env", {})),
             expires=self._backend.now() + seconds,
+            owner=checks.text(body, "owner", "", limit=128),
+            boot_id=checks.text(body, "boot_id", "", limit=128),
+            job=checks.text(body, "job", "", limit=512),
         )
         self.lock.take(claim)
         if self.lock.claim is claim:
@@ -211,7 +215,16 @@ class Guest:
             health["proof"] = proof(
                 self._key, "guest", challenge, self.boot_nonce, self.lock.state.value
             )
-        reply(answer(health))
+        reply(answer(health | (self._held() if self._is_pool(request) else {})))
+
+    def _held(self) -> dict[str, Any]:
+        """What a pool manager that takes over has to know."""
+        held: dict[str, Any] = {"uses": self.counts["claims"], "job": self.lock.job}
+        if claim := self.lock.claim:
+            left = claim.expires - self._backend.now()
+            owner = {"owner": claim.owner, "boot_id": claim.boot_id}
+            held["claim"] = {"id": claim.id, "seconds_left": left, **owner}
+        return held
 
     def _metrics(self, request: Request, reply: Reply) -> None:
         lines = [f"rljob_guest_{name}_total {count}\n" for name, count in self.counts.items()]

@@ -45,6 +45,10 @@ class Claim:
     env: Mapping[str, str]
     expires: float
     """On the guest's monotonic clock."""
+    owner: str = ""
+    """Who claimed, for a broker that takes over; so are the next two."""
+    boot_id: str = ""
+    job: str = ""
 
 
 def proof(key: bytes, role: str, *parts: str) -> str:
@@ -66,6 +70,8 @@ class Lock:
         self.state = State.TAINTED if tainted else State.WARM
         self.claim: Claim | None = None
         self.evidence: list[str] = []
+        self.job = ""
+        """Whose claim was the first: a reset sandbox is used again only inside that job."""
 
     def take(self, claim: Claim) -> None:
         """WARM → CLAIMED. The same claim again is no second claim. Raises RefusedError."""
@@ -76,6 +82,7 @@ class Lock:
         if self.state is not State.WARM:
             raise RefusedError(409, self.state.value, f"the sandbox is {self.state.value}")
         self.state, self.claim = State.CLAIMED, claim
+        self.job = self.job or claim.job
 
     def check(self, claim_id: str, token: str) -> Claim:
         """The claim, where both its id and its token are right. Raises RefusedError."""

@@ -40,7 +40,9 @@ class SandboxBackend:
         )
         self._processes = Processes(loop, profile)
         self._files = Files(user, config["workspace"])
-        self._reset = Reset(user, config["folders"])
+        self._reset = Reset(
+            user, config["folders"], config.get("shared_folders", ()), config.get("sealed", ())
+        )
         self._expiry: Timer | None = None
 
     def now(self) -> float:
@@ -109,10 +111,17 @@ def _booted_before(marker: str | None) -> bool:
 
 
 def main() -> None:
-    """Serve until the end."""
+    """Serve until the end, or that of the pipe."""
     system.harden()
     system.forbid_new_privileges()
     config = _read_config()
+    listener = socket.socket(fileno=config["listener"])
+    listener.set_inheritable(False)
+    serve(config, listener, pipe=0)
+
+
+def serve(config: dict[str, Any], listener: socket.socket, *, pipe: int | None = None) -> None:
+    """Answer on `listener` until the end; with a pipe, until its other end is closed."""
     user = system.User(config["uid"])
     if user.uid is not None:
         owner = config["users"]["agent"] if config["users"] else user.uid
@@ -128,10 +137,9 @@ def main() -> None:
     loop = Loop()
     backend = SandboxBackend(loop, config, user)
     guest = Guest(config["id"], bytes.fromhex(config["key"]), backend, tainted=tainted)
-    listener = socket.socket(fileno=config["listener"])
-    listener.set_inheritable(False)
     Server(loop, listener, guest.handle, checks.MAX_FILE_BYTES + 1_000_000)
-    _end_with(0, loop)
+    if pipe is not None:
+        _end_with(pipe, loop)
     # What lives now lives as long as the guest; a collection would only copy its pages in every forked child.
     gc.collect()
     gc.freeze()

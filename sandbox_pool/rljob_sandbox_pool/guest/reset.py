@@ -12,6 +12,7 @@ import os
 import resource
 import stat
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from rljob_sandbox_pool.guest.system import User
@@ -33,10 +34,14 @@ class Snapshot:
     """System V objects."""
     guest: tuple[object, ...]
     """Its limits, priority and scheduling: whoever runs as the same user could change them."""
+    sealed: dict[str, object]
+    """Per file that nobody should have touched, or folder of such files: all that a touch changes."""
 
     @classmethod
-    def take(cls, folders: Sequence[str]) -> Snapshot:
-        """Look."""
+    def take(
+        cls, folders: Sequence[str], shared: Sequence[str] = (), sealed: Sequence[str] = ()
+    ) -> Snapshot:
+        """Look. Of `shared` folders the file system is not theirs alone: what is in use there says nothing."""
         kinds = (
             resource.RLIMIT_NOFILE,
             resource.RLIMIT_AS,
@@ -46,13 +51,13 @@ class Snapshot:
         )
         return cls(
             mounts=_read("/proc/self/mountinfo"),
-            folders={path: _folder_facts(path) for path in folders},
+            folders={path: _folder_facts(path, shared=path in shared) for path in folders},
+            sealed={path: _seal(path) for path in sealed},
             ipc=sum(max(0, _read(path).count(b"\n") - 1) for path in _IPC_TABLES),
             guest=(
                 *(resource.getrlimit(kind) for kind in kinds),
                 os.getpriority(os.PRIO_PROCESS, 0),
                 os.sched_getscheduler(0),
-                frozenset(os.sched_getaffinity(0)),
             ),
         )
 
@@ -68,13 +73,23 @@ class Snapshot:
         for path, facts in self.folders.items():
             if now.folders[path] != facts:
                 found.append(f"{path} is {now.folders[path]}, was {facts}")
+        found += [
+            f"{path} was touched" for path in self.sealed if now.sealed[path] != self.sealed[path]
+        ]
         return found
 
 
-def _folder_facts(path: str) -> tuple[int, ...]:
+def _seal(path: str) -> object:
+    info = os.lstat(path)
+    facts = (info.st_ino, info.st_mode, info.st_size, info.st_ctime_ns)
+    inside = sorted(os.listdir(path)) if stat.S_ISDIR(info.st_mode) else []
+    return (facts, [(name, _seal(os.path.join(path, name))) for name in inside])
+
+
+def _folder_facts(path: str, *, shared: bool) -> tuple[int, ...]:
     info, space = os.stat(path), os.statvfs(path)
     # Blocks and inodes show what no listing does: files that are unlinked but open.
-    used = (space.f_blocks - space.f_bfree, space.f_files - space.f_ffree)
+    used = (0, 0) if shared else (space.f_blocks - space.f_bfree, space.f_files - space.f_ffree)
     return (
         info.st_mode,
         info.st_uid,
@@ -144,10 +159,23 @@ def _empty(at: int) -> None:
 class Reset:
     """Empties and verifies the writable folders of this sandbox."""
 
-    def __init__(self, user: User, folders: Sequence[str]) -> None:
-        self._user, self._folders = user, folders
+    def __init__(
+        self,
+        user: User,
+        folders: Sequence[str],
+        shared: Sequence[str] = (),
+        sealed: Sequence[str] = (),
+    ) -> None:
+        self._user, self._folders, self._shared, self._sealed = user, folders, shared, sealed
         self._modes = {path: stat.S_IMODE(os.stat(path).st_mode) for path in folders}
-        self._pristine = Snapshot.take(folders)
+        self._affinity = os.sched_getaffinity(0)
+        self._pristine = self._look()
+
+    def _look(self) -> Snapshot:
+        # Put right, not compared: a node gives the CPUs of a sandbox to others and back as it likes.
+        with suppress(OSError):
+            os.sched_setaffinity(0, self._affinity)
+        return Snapshot.take(self._folders, self._shared, self._sealed)
 
     def run(self) -> list[str]:
         """After every other process has gone. Returns the evidence that it failed."""
@@ -156,7 +184,7 @@ class Reset:
                 self._restore(path)
         except OSError as error:
             return [f"{error.filename}: {error.strerror}"]
-        return self._pristine.differences(Snapshot.take(self._folders))
+        return self._pristine.differences(self._look())
 
     def _restore(self, path: str) -> None:
         info = os.stat(path)

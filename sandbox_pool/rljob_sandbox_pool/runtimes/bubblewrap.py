@@ -25,7 +25,7 @@ from typing import Any
 
 from rljob.errors import MachineError, SandboxError
 from rljob_sandbox_pool.runtimes import cgroups, namespace
-from rljob_sandbox_pool.runtimes.base import SandboxSpec
+from rljob_sandbox_pool.runtimes.base import LocalRuntime, LocalSandbox, SandboxSpec
 
 GUEST_MEMORY_BYTES = 128 * namespace.MIB
 """What the guest itself may need beside the commands: requests, answers and output in flight."""
@@ -52,19 +52,17 @@ _ENTER_GROUPS = 'while [ "$1" != -- ]; do echo $$ > "$1/cgroup.procs" || exit 12
 """A process enters its cgroups before it becomes bwrap: nothing of the sandbox ever runs outside of them."""
 
 
-class BubblewrapSandbox:
+class BubblewrapSandbox(LocalSandbox):
     """One running bwrap. See `base.RunningSandbox`."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], url: str, groups: list[Path], log: Path
     ) -> None:
-        loop = asyncio.get_running_loop()
-        self.url = url
-        self.ended: asyncio.Future[str] = loop.create_future()
+        super().__init__(url)
         self._process, self._groups, self._log = process, groups, log
         self._inner: list[int] = []
         self._pidfd = os.pidfd_open(process.pid)
-        loop.add_reader(self._pidfd, self._exited)
+        asyncio.get_running_loop().add_reader(self._pidfd, self._exited)
 
     def kill(self) -> None:
         """See `base.RunningSandbox`. The inner process first: its death is everybody's in the namespace.
@@ -103,7 +101,7 @@ class BubblewrapSandbox:
             asyncio.get_running_loop().call_later(_CLEAN_UP_SECONDS, self._clean_up, how, tries - 1)
 
 
-class BubblewrapRuntime:
+class BubblewrapRuntime(LocalRuntime):
     """See `base.Runtime`.
 
     Args:

@@ -19,7 +19,7 @@ from rljob_sandbox_pool.aserver import HttpServer
 from rljob_sandbox_pool.guest import checks
 from rljob_sandbox_pool.guest.app import Guest
 from rljob_sandbox_pool.guest.wire import RefusedError, Request, Response
-from rljob_sandbox_pool.runtimes.base import SandboxSpec
+from rljob_sandbox_pool.runtimes.base import LocalRuntime, LocalSandbox, SandboxSpec
 
 WORKSPACE = "/workspace"
 NOT_FOUND = 127
@@ -233,19 +233,23 @@ class SimulatedBackend:
             task.cancel()
 
 
-class SimulatedSandbox:
-    """See `base.RunningSandbox`."""
+class SimulatedSandbox(LocalSandbox):
+    """See `base.RunningSandbox`.
 
-    def __init__(self, spec: SandboxSpec) -> None:
-        loop = asyncio.get_running_loop()
-        self.ended: asyncio.Future[str] = loop.create_future()
+    Args:
+        spec: Which sandbox.
+        host: Where it listens: an address that its users can reach.
+    """
+
+    def __init__(self, spec: SandboxSpec, host: str = "127.0.0.1") -> None:
         self.backend = SimulatedBackend(
             spec.limits.disk_mib * 1024 * 1024, lambda: self._end("expired")
         )
         self.guest = Guest(spec.id, spec.key, self.backend)
         self._server = HttpServer(self._answer, max_body_bytes=checks.MAX_FILE_BYTES + 1_000_000)
-        self.url = f"http://127.0.0.1:{self._server.bind('127.0.0.1', 0)}"
-        self._starting = loop.create_task(self._server.listen())
+        address = f"[{host}]" if ":" in host else host
+        super().__init__(f"http://{address}:{self._server.bind(host, 0)}")
+        self._starting = asyncio.get_running_loop().create_task(self._server.listen())
 
     def kill(self) -> None:
         """See `base.RunningSandbox`."""
@@ -268,10 +272,12 @@ class SimulatedSandbox:
         return await reply
 
 
-class SimulatedRuntime:
+class SimulatedRuntime(LocalRuntime):
     """See `base.Runtime`."""
 
     name = "simulated"
+    host = "127.0.0.1"
+    """Where its sandboxes listen."""
 
     def limits(self) -> dict[str, str]:
         """See `base.Runtime`."""
@@ -286,7 +292,7 @@ class SimulatedRuntime:
 
     def start(self, spec: SandboxSpec) -> SimulatedSandbox:
         """See `base.Runtime`."""
-        return SimulatedSandbox(spec)
+        return SimulatedSandbox(spec, self.host)
 
     def close(self) -> None:
         """See `base.Runtime`."""

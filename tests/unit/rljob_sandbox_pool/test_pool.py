@@ -54,7 +54,10 @@ class Runtime(SimulatedRuntime):
 @asynccontextmanager
 async def running(runtime: Runtime, **spec: Any) -> AsyncIterator[Pool]:
     pool = Pool(
-        SandboxPool.model_validate({"name": "p", "warm": 1, "max": 2, **spec}), runtime, "pool key"
+        SandboxPool.model_validate({"name": "p", "warm": 1, "max": 2, **spec}),
+        runtime,
+        "pool key",
+        name="p",
     )
     loop = asyncio.create_task(pool.keep_warm_loop())
     try:

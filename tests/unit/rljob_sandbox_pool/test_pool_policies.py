@@ -11,12 +11,16 @@ from rljob_sandbox_pool.leases import Lease, Leases
 from rljob_sandbox_pool.ready_queue import ReadyQueue
 from rljob_sandbox_pool.reset import Fate, fate
 from rljob_sandbox_pool.sizing import (
-    MAX_STARTING,
     Counts,
     backoff_seconds,
+    evictions,
+    num_missing,
     num_to_end,
-    num_to_start,
+    share,
+    starts,
 )
+
+MAX_STARTING = 4
 
 
 @pytest.mark.parametrize(
@@ -37,32 +41,70 @@ from rljob_sandbox_pool.sizing import (
     ],
 )
 def test_starts(counts: Counts, warm: int, maximum: int, expected: int) -> None:
-    assert num_to_start(counts, warm=warm, maximum=maximum) == expected
+    found = starts({"": counts}, {"": warm}, maximum=maximum, max_starting=MAX_STARTING)
+    assert len(found) == expected
 
 
-@given(
-    st.builds(Counts, *(st.integers(0, 30) for _ in range(6))),
-    st.integers(0, 40),
-    st.integers(1, 40),
-)
-def test_never_more_than_the_maximum_and_never_a_negative_number(
-    counts: Counts, warm: int, maximum: int
+some_counts = st.builds(Counts, *(st.integers(0, 30) for _ in range(6)))
+some_images = st.dictionaries(st.sampled_from("abc"), some_counts, min_size=1)
+
+
+def total(counts: dict[str, Counts]) -> Counts:
+    return sum(counts.values(), Counts())
+
+
+@given(some_images, st.integers(0, 40), st.integers(1, 40), st.integers(1, 50))
+def test_never_more_than_the_maximum(
+    counts: dict[str, Counts], warm: int, maximum: int, max_starting: int
 ) -> None:
-    num = num_to_start(counts, warm=warm, maximum=maximum)
-    assert num >= 0
-    assert num == 0 or counts.total + num <= maximum
+    wanted = share(warm, dict.fromkeys(counts, 1))
+    found = starts(counts, wanted, maximum=maximum, max_starting=max_starting)
+    assert not found or total(counts).total + len(found) <= maximum
+    assert not found or total(counts).starting + len(found) <= max_starting
 
 
-@given(
-    st.builds(Counts, *(st.integers(0, 30) for _ in range(6))),
-    st.integers(0, 40),
-    st.integers(0, 30),
+def test_an_image_that_is_waited_for_is_started_before_one_to_spare() -> None:
+    counts = {"a": Counts(), "b": Counts(waiting=1)}
+    assert starts(counts, {"a": 3, "b": 0}, maximum=10, max_starting=2) == ["b", "a"]
+
+
+def test_the_emptiest_image_is_filled_first() -> None:
+    counts = {"a": Counts(ready=3), "b": Counts(ready=1)}
+    assert starts(counts, {"a": 4, "b": 4}, maximum=10, max_starting=3) == ["b", "b", "a"]
+
+
+@given(st.integers(0, 1000), st.dictionaries(st.text(), st.integers(1, 1000), min_size=1))
+def test_shares_add_up_and_follow_the_weights(warm: int, weights: dict[str, int]) -> None:
+    given = share(warm, weights)
+    assert sum(given.values()) == warm
+    for image, weight in weights.items():
+        assert abs(given[image] - warm * weight / sum(weights.values())) < 1
+
+
+@pytest.mark.parametrize(
+    ("counts", "maximum", "expected"),
+    [
+        ({"a": Counts(ready=3)}, 3, {}),
+        ({"a": Counts(ready=3)}, 1, {"a": 2}),
+        ({"a": Counts(ready=3, waiting=1)}, 9, {"a": 1}),
+        ({"a": Counts(ready=2), "b": Counts(waiting=1, claimed=1)}, 3, {"a": 1}),
+        ({"a": Counts(ready=2), "b": Counts(waiting=1, claimed=1)}, 4, {}),
+        ({"a": Counts(ready=2), "b": Counts(waiting=1, starting=1)}, 3, {}),
+        ({"a": Counts(ready=1, ending=1), "b": Counts(waiting=1)}, 2, {}),
+    ],
 )
+def test_idle_sandboxes_make_room(
+    counts: dict[str, Counts], maximum: int, expected: dict[str, int]
+) -> None:
+    assert evictions(counts, maximum=maximum) == expected
+
+
+@given(some_counts, st.integers(0, 40), st.integers(0, 30))
 def test_no_sandbox_is_ended_that_a_start_would_replace(
     counts: Counts, warm: int, idle: int
 ) -> None:
     if num_to_end(counts, warm=warm, idle=idle):
-        assert num_to_start(counts, warm=warm, maximum=1000) == 0
+        assert num_missing(counts, warm=warm) == 0
 
 
 @pytest.mark.parametrize(

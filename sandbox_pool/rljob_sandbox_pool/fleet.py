@@ -1,0 +1,346 @@
+"""One pool per SandboxPool object of the cluster.
+
+    SandboxPool objects ─► added: a Pool, which adopts the pods that are there; changed: its spec; gone: its pods go
+    sandbox pods ────────► their pool's runtime; a pod of ours that nobody knows is adopted
+    claims ──────────────► tenant: the job's own pools by their names in the job, then those its namespace shares
+    every second ────────► the status of each, written when it has changed
+
+Lives only in the active pool manager, from the moment it leads; informers start with a fresh list then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+from pydantic import ValidationError
+
+from rljob import broker_token, labels
+from rljob.api.rljob_types import SandboxPoolSpec
+from rljob.clock import Clock, SystemClock
+from rljob.kube.client import KubeClient
+from rljob.kube.errors import KubeError
+from rljob.kube.informer import Informer, Key, key_of
+from rljob.kube.resources import POD, SANDBOX_POOL, Object, namespace_of, uid_of
+from rljob_sandbox_pool import pool_conditions
+from rljob_sandbox_pool.broker import Tenant
+from rljob_sandbox_pool.cluster_config import PoolManagerConfig
+from rljob_sandbox_pool.pool import Pool
+from rljob_sandbox_pool.runtimes import pod_template
+from rljob_sandbox_pool.runtimes.pod_template import Owner
+from rljob_sandbox_pool.runtimes.pods import PodRuntime
+from rljob_sandbox_pool.runtimes.simulated import SimulatedRuntime
+from rljob_sandbox_pool.starts import StartBucket
+
+STATUS_SECONDS = 1.0
+"""How often every status is looked at."""
+ADOPT_SECONDS = 15.0
+"""How long claims wait for the guests of adopted sandboxes to be heard."""
+_log = structlog.get_logger("rljob.sandbox_pool")
+
+
+@dataclass
+class Served:
+    """One SandboxPool object and what was made of it."""
+
+    obj: Object
+    pool: Pool
+    runtime: PodRuntime | SimulatedRuntime
+    loop: asyncio.Task[None]
+    problem: str = ""
+    """Why the newest spec is not what the pool has; empty: it is."""
+
+
+@dataclass
+class _Written:
+    status: dict[str, Any] = field(default_factory=dict)
+    at: float = float("-inf")
+
+
+class Fleet:
+    """See the picture above. Belongs to one event loop.
+
+    Args:
+        kube: Whom to ask.
+        config: The configuration file.
+        broker_key: What jobs' tokens are made with.
+        pool_key: What sandboxes' keys are made with.
+        host: Where simulated sandboxes listen: an address that workers reach.
+        leads: Whether we may still start pods.
+        clock: Time.
+    """
+
+    def __init__(
+        self,
+        kube: KubeClient,
+        config: PoolManagerConfig,
+        *,
+        broker_key: str,
+        pool_key: str,
+        host: str = "127.0.0.1",
+        leads: Callable[[], bool] = lambda: True,
+        clock: Clock | None = None,
+    ) -> None:
+        self.served: dict[Key, Served] = {}
+        self._kube, self._config, self._host, self._leads = kube, config, host, leads
+        self._broker_key, self._pool_key = broker_key.encode(), pool_key
+        self._clock = clock or SystemClock()
+        self._bucket = StartBucket(config.starts_per_second, max(1, int(config.starts_per_second)))
+        self._written: dict[Key, _Written] = {}
+        self._refused: dict[Key, tuple[Object, str]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._loops: list[asyncio.Task[None]] = []
+        where: list[str | None] = list(config.namespaces) or [None]
+        self._pods = [
+            Informer(
+                kube,
+                POD,
+                namespace,
+                label_selector=pod_template.selector(),
+                on_change=self._on_pod,
+                trim=_trim_pod,
+            )
+            for namespace in where
+        ]
+        self._objects = [
+            Informer(kube, SANDBOX_POOL, namespace, on_change=self._on_object)
+            for namespace in where
+        ]
+
+    # ── its life ──
+
+    async def start(self) -> None:
+        """List everything, adopt what is there, hear what it holds."""
+        # Pods first: a pool that is made later finds its own.
+        for informers in (self._pods, self._objects):
+            self._loops += [asyncio.create_task(informer.run()) for informer in informers]
+            for informer in informers:
+                await informer.synced.wait()
+        deadline = self._clock.monotonic() + ADOPT_SECONDS
+        while self._num_unheard() and self._clock.monotonic() < deadline:
+            await self._clock.sleep(0.05)
+        self._loops.append(asyncio.create_task(self._status_loop()))
+        _log.info("serving", pools=len(self.served))
+
+    async def run(self) -> None:
+        """For ever. A loop that ends is an error and is raised."""
+        while True:
+            loops = {*self._loops, *(served.loop for served in self.served.values())}
+            done, _ = await asyncio.wait(
+                loops, timeout=STATUS_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                if not task.cancelled():
+                    task.result()
+
+    async def detach(self) -> None:
+        """Stop, and leave every pod as it is."""
+        for task in (*self._loops, *(served.loop for served in self.served.values())):
+            task.cancel()
+        for served in self.served.values():
+            await served.pool.detach()
+            served.runtime.close()
+        for task in self._closing:
+            task.cancel()
+
+    def age_seconds(self) -> float:
+        """Since when the most silent informer heard nothing."""
+        return max(each.age_seconds() for each in (*self._pods, *self._objects))
+
+    def _num_unheard(self) -> int:
+        return sum(served.pool.num_unheard() for served in self.served.values())
+
+    # ── who may claim ──
+
+    def tenant(self, token: str) -> Tenant | None:
+        """See `broker.Directory`."""
+        if (job := broker_token.job_of(self._broker_key, token)) is None:
+            return None
+        shared: dict[str, Pool] = {}
+        own: dict[str, Pool] = {}
+        for key, served in self.served.items():
+            if key.namespace != job.namespace:
+                continue
+            if not served.pool.job:
+                shared[key.name] = served.pool
+            elif served.pool.job == job.name:
+                own[key.name.removeprefix(labels.pool_name(job.name, ""))] = served.pool
+        return Tenant(f"{job.namespace}/{job.name}", {**shared, **own})
+
+    # ── objects ──
+
+    def _on_object(self, old: Object | None, new: Object | None) -> None:
+        key = key_of(new or old or {})
+        self._refused.pop(key, None)
+        served = self.served.get(key)
+        if new is None or new["metadata"].get("deletionTimestamp"):
+            self._remove(key)
+            return
+        if served is not None and _spec_of(served.obj) == _spec_of(new):
+            served.obj = new
+            return
+        try:
+            spec = SandboxPoolSpec.model_validate(new.get("spec") or {})
+        except ValidationError as error:
+            fault = error.errors()[0]
+            path = ".".join(str(part) for part in ("spec", *fault["loc"]))
+            self._refused[key] = (new, f"{path}: {fault['msg']}")
+            return
+        if served is not None and spec.runtime == served.pool.spec.runtime:
+            served.obj = new
+            if isinstance(served.runtime, PodRuntime):
+                served.runtime.update(spec)
+            served.pool.update(spec)
+            return
+        if served is not None:
+            self._remove(key)
+        self._add(key, new, spec)
+
+    def _add(self, key: Key, obj: Object, spec: SandboxPoolSpec) -> None:
+        owner = _owner(obj)
+        runtime = self._runtime(owner, spec)
+        pool = Pool(
+            spec,
+            runtime,
+            self._pool_key,
+            self._clock,
+            name=owner.name,
+            scope=owner.namespace,
+            job=owner.job,
+        )
+        if isinstance(runtime, PodRuntime):
+            runtime.on_room = pool.wake
+            for pod in list(self._pods_of(owner.uid)):
+                pool.adopt(*runtime.adopt(pod))
+        loop = asyncio.get_running_loop().create_task(pool.keep_warm_loop())
+        self.served[key] = Served(obj, pool, runtime, loop)
+        self._written[key] = _Written(dict(obj.get("status") or {}))
+        _log.info(
+            "pool_added", namespace=key.namespace, pool=key.name, warm=spec.warm, max=spec.max
+        )
+
+    def _runtime(self, owner: Owner, spec: SandboxPoolSpec) -> PodRuntime | SimulatedRuntime:
+        if spec.runtime == "simulated":
+            runtime = SimulatedRuntime()
+            runtime.host = self._host
+            return runtime
+        return PodRuntime(
+            self._kube,
+            owner,
+            spec,
+            self._config.pods(),
+            self._bucket,
+            leads=self._leads,
+            clock=self._clock,
+        )
+
+    def _remove(self, key: Key) -> None:
+        if (served := self.served.pop(key, None)) is None:
+            return
+        self._written.pop(key, None)
+        _log.info("pool_removed", namespace=key.namespace, pool=key.name)
+        task = asyncio.get_running_loop().create_task(_close(served))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    # ── pods ──
+
+    def _on_pod(self, old: Object | None, new: Object | None) -> None:
+        pod = new or old or {}
+        owner = _owner_uid(pod)
+        for served in self.served.values():
+            if uid_of(served.obj) == owner and isinstance(served.runtime, PodRuntime):
+                if not served.runtime.on_pod(old, new) and new is not None:
+                    served.pool.adopt(*served.runtime.adopt(new))
+                return
+
+    def _pods_of(self, owner: str) -> Iterator[Object]:
+        for informer in self._pods:
+            yield from (pod for pod in informer.objects.values() if _owner_uid(pod) == owner)
+
+    # ── status ──
+
+    async def _status_loop(self) -> None:
+        while True:
+            for key in [*self.served, *self._refused]:
+                await self._write_status(key)
+            await self._clock.sleep(STATUS_SECONDS)
+
+    async def _write_status(self, key: Key) -> None:
+        written = self._written.setdefault(key, _Written())
+        wanted = self._status(key, written)
+        now = self._clock.monotonic()
+        if wanted is None or not pool_conditions.is_due(wanted, written.status, now - written.at):
+            return
+        written.at = now
+        try:
+            await self._kube.patch(
+                SANDBOX_POOL,
+                key.name,
+                {"status": wanted},
+                key.namespace,
+                subresource="status",
+                field_manager=labels.POOL_FIELD_MANAGER,
+            )
+        except KubeError as error:
+            _log.warning("status_not_written", pool=key.name, reason=str(error))
+        else:
+            written.status = wanted
+
+    def _status(self, key: Key, written: _Written) -> Object | None:
+        now = self._clock.now()
+        if key in self._refused:
+            obj, problem = self._refused[key]
+            generation = int(obj["metadata"].get("generation", 0))
+            return pool_conditions.refused(
+                problem, generation=generation, earlier=written.status, now=now
+            )
+        if (served := self.served.get(key)) is None:
+            return None
+        return pool_conditions.status(
+            served.pool.spec,
+            served.pool.counts(),
+            served.pool.trouble(),
+            generation=int(served.obj["metadata"].get("generation", 0)),
+            earlier=written.status,
+            now=now,
+        )
+
+
+async def _close(served: Served) -> None:
+    served.loop.cancel()
+    await asyncio.gather(served.loop, return_exceptions=True)
+    await served.pool.close()
+    served.runtime.close()
+
+
+def _spec_of(obj: Object) -> Any:
+    return obj.get("spec") or {}
+
+
+def _owner(obj: Object) -> Owner:
+    metadata = obj["metadata"]
+    given = metadata.get("labels") or {}
+    return Owner(
+        namespace=namespace_of(obj),
+        name=metadata["name"],
+        uid=uid_of(obj),
+        job=given.get(labels.JOB, ""),
+        job_uid=given.get(labels.JOB_UID, ""),
+    )
+
+
+def _owner_uid(pod: Object) -> str:
+    references = (pod.get("metadata") or {}).get("ownerReferences") or []
+    return next((each["uid"] for each in references if each.get("kind") == SANDBOX_POOL.kind), "")
+
+
+def _trim_pod(pod: Object) -> Object:
+    """What is looked at: a sandbox's pod holds its guest's configuration, key included."""
+    metadata = pod["metadata"]
+    metadata.pop("managedFields", None)
+    pod["spec"] = {"nodeName": (pod.get("spec") or {}).get("nodeName", "")}
+    return pod

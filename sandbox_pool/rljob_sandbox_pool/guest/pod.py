@@ -1,0 +1,32 @@
+"""The guest's start in a pod: one variable of its environment says everything, and it listens itself.
+
+    RLJOB_SANDBOX = {"id", "key" (hex), "port", "env", "workspace", "folders", "shared_folders", "sealed", "rlimits",
+                     "marker"}
+
+Guest and commands are the same user here. What protects the guest: it is PID 1, so no signal from inside its namespace
+ends or stops it; it is not dumpable, so nobody reads its memory, environment or descriptors; the reset compares what
+that user could change of it. The sandbox ends with its pod, or by the guest's own hand when a claim's time is over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from typing import Any
+
+from rljob_sandbox_pool.guest import main as start
+from rljob_sandbox_pool.guest import system
+
+VARIABLE = "RLJOB_SANDBOX"
+_BACKLOG = 256
+
+
+def main() -> None:
+    """Serve until the end."""
+    system.harden()
+    system.forbid_new_privileges()
+    config: dict[str, Any] = json.loads(os.environ.pop(VARIABLE))
+    os.umask(0o022)
+    listener = socket.create_server(("0.0.0.0", config["port"]), backlog=_BACKLOG)
+    start.serve({"uid": None, "users": None, "oom": False, **config}, listener)

@@ -1,0 +1,79 @@
+"""What a pod's status means for its sandbox. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rljob.kube.resources import Object
+from rljob_sandbox_pool.runtimes.base import Trouble
+
+CAPACITY_LIMITED = "CapacityLimited"
+"""No node has room for it."""
+IMAGE_UNAVAILABLE = "ImageUnavailable"
+"""An image of it cannot be pulled."""
+CONTAINER_FAILED = "ContainerNotCreated"
+"""The node refuses to make its container."""
+_IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
+_CONTAINER_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+_EXIT_WORDS = {3: "the claim's time to live is over"}
+"""Exit codes of the guest (`guest.main`)."""
+
+
+def _status(pod: Object) -> dict[str, Any]:
+    return pod.get("status") or {}
+
+
+def _containers(pod: Object) -> list[dict[str, Any]]:
+    status = _status(pod)
+    return [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
+
+
+def _condition(pod: Object, kind: str) -> dict[str, Any]:
+    conditions = _status(pod).get("conditions") or []
+    return next((each for each in conditions if each.get("type") == kind), {})
+
+
+def is_scheduled(pod: Object) -> bool:
+    """A node has it."""
+    return bool((pod.get("spec") or {}).get("nodeName"))
+
+
+def fate(pod: Object) -> str:
+    """How it ended or ends; empty: it has not."""
+    status = _status(pod)
+    if status.get("phase") in ("Failed", "Succeeded"):
+        words = [str(status[key]) for key in ("reason", "message") if status.get(key)]
+        return ": ".join([*words, *_terminations(pod)])[:1000] or f"the pod is {status['phase']}"
+    if (pod.get("metadata") or {}).get("deletionTimestamp"):
+        return "the pod is being deleted"
+    return ""
+
+
+def _terminations(pod: Object) -> list[str]:
+    found: list[str] = []
+    for container in _containers(pod):
+        ended = (container.get("state") or {}).get("terminated")
+        if not ended or ended.get("exitCode") == 0:
+            continue
+        code = ended.get("exitCode")
+        words = ended.get("message") or _EXIT_WORDS.get(code, "")
+        reason = ended.get("reason") or ""
+        found.append(f"container {container['name']}: exit code {code} {reason} {words}".strip())
+    return found
+
+
+def trouble(pod: Object) -> Trouble | None:
+    """What it waits for although nothing is on its way."""
+    scheduled = _condition(pod, "PodScheduled")
+    if scheduled.get("status") == "False":
+        message = str(scheduled.get("message") or scheduled.get("reason") or "no node takes it")
+        return Trouble(CAPACITY_LIMITED, message[:1000])
+    for container in _containers(pod):
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        reason = waiting.get("reason") or ""
+        message = f"{container.get('image')}: {reason}: {waiting.get('message') or ''}"[:1000]
+        if reason in _IMAGE_REASONS:
+            return Trouble(IMAGE_UNAVAILABLE, message)
+        if reason in _CONTAINER_REASONS:
+            return Trouble(CONTAINER_FAILED, message)
+    return None

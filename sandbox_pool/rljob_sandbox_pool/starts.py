@@ -1,0 +1,64 @@
+"""How fast pods may be started: a pool slowly at first, all pools together at a rate, each its share. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+
+LARGEST_BATCH = 256
+ASKED_SECONDS = 0.5
+"""Who has asked within so long counts when the starts are shared out."""
+
+
+class SlowStart:
+    """One create, then two, four, …: a pod that is refused is refused once, not a hundred times."""
+
+    def __init__(self) -> None:
+        self._window = 1
+        self._in_flight = 0
+
+    @property
+    def room(self) -> int:
+        """How many creates may begin."""
+        return max(0, self._window - self._in_flight)
+
+    def begin(self, num: int) -> None:
+        """Creates were sent."""
+        self._in_flight += num
+
+    def succeeded(self) -> None:
+        """One of them was answered."""
+        self._in_flight -= 1
+        self._window = min(LARGEST_BATCH, self._window + 1)
+
+    def failed(self) -> None:
+        """One of them was not, or refused."""
+        self._in_flight -= 1
+        self._window = 1
+
+
+class StartBucket:
+    """Starts per second of all pools together. Where several ask, none gets more than its share.
+
+    Args:
+        rate: Starts per second.
+        burst: Starts at once, after a rest.
+    """
+
+    def __init__(self, rate: float = 50.0, burst: int = 50) -> None:
+        self._rate, self._burst = rate, burst
+        self._tokens, self._filled = float(burst), -math.inf
+        self._asked: dict[Hashable, float] = {}
+
+    def take(self, who: Hashable, wanted: int, now: float) -> int:
+        """How many of `wanted` starts `who` may make now."""
+        gained = self._rate * (now - self._filled) if self._filled > -math.inf else 0.0
+        self._tokens, self._filled = min(self._burst, self._tokens + gained), now
+        self._asked = {each: at for each, at in self._asked.items() if now - at < ASKED_SECONDS}
+        if wanted <= 0:
+            return 0
+        self._asked[who] = now
+        share = max(1, math.ceil(self._tokens / len(self._asked)))
+        given = min(wanted, share, int(self._tokens))
+        self._tokens -= given
+        return given
