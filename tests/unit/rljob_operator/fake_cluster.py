@@ -10,8 +10,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from rljob import labels
 from rljob.api.status_types import RLJobStatus
 from rljob.ids import PolicyVersion
@@ -74,6 +72,8 @@ class FakeCluster:
         self.events: list[Event] = []
         self.last: Decision | None = None
         self.cleared = self.gone = False
+        self.lost: set[str] = set()
+        """Pods whose node does not answer: they are Running and cannot be removed."""
         self.most_attempts = 0
         """Trainer pods of different attempts that were alive at once."""
 
@@ -191,6 +191,8 @@ class FakeCluster:
     def _job(self, component: str, attempt: int, job: Object) -> None:
         name = f"j-{component}-{attempt}-0"
         if _GONE in job["metadata"]:  # in the foreground: the Job goes after its pod
+            if name in self.lost:
+                return
             self.pods.pop(name, None)
             del self.children[ChildKey("Job", f"j-{component}-{attempt}")]
         elif not job["status"].get("conditions") and name not in self.pods:
@@ -336,8 +338,3 @@ def unschedulable(pod: Object, message: str, reason: str = "Unschedulable") -> N
     """The scheduler finds no node."""
     no = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
     pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}, no]
-
-
-def same(left: Decision, right: Decision) -> bool:
-    """Both say the same."""
-    return msgspec.to_builtins(left) == msgspec.to_builtins(right)
