@@ -15,6 +15,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ CACHE = Path.home() / ".cache" / "rljob" / "debian"
 START_SECONDS = 30
 FETCH_SECONDS = 180
 Series = dict[str, Any]
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
     "scrape_configs": [
         {
@@ -73,7 +74,9 @@ def _unpack(package: str) -> str:
 class Prometheus:
     """One server in a folder of its own. A context manager."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, relabel: Sequence[dict[str, Any]] = ()) -> None:
+        self._relabel = list(relabel)
+        """What is done to the labels of every series."""
         self._folder, self._port = folder, _free_port()
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
@@ -88,7 +91,8 @@ class Prometheus:
 
     def __enter__(self) -> Prometheus:
         config = self._folder / "prometheus.yml"
-        config.write_text(json.dumps(CONFIG))
+        jobs = [job | {"metric_relabel_configs": self._relabel} for job in CONFIG["scrape_configs"]]
+        config.write_text(json.dumps(CONFIG | {"scrape_configs": jobs}))
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [

@@ -6,8 +6,11 @@ import json
 import math
 import re
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +20,8 @@ import yaml
 from dashboards.__main__ import TARGET, rendered
 from rljob import telemetry
 from rljob_operator import operator_metrics
-from tests.harness.chart import CHART
+from tests.harness.chart import CHART, Rendered
+from tests.harness.cluster import wait_until
 from tests.harness.fixtures import simulated_model
 from tests.harness.prometheus import Prometheus, program
 from tests.harness.simulated_job import Job
@@ -154,6 +158,33 @@ def test_panels_explain_themselves_and_lie_in_no_others_way() -> None:
         assert not cells & taken, panel["title"]
         taken |= cells
     assert max(x for x, _ in taken) < 24
+
+
+def test_the_pool_managers_series_get_the_labels_of_their_job(tmp_path: Path) -> None:
+    """One process serves the pools of all jobs; the chart's PodMonitor tells their series apart."""
+    monitor = Rendered("--set", "podMonitor.enabled=true").one("PodMonitor", "rljob-sandbox-pool")
+    relabel = [
+        {
+            re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", key): value
+            for key, value in one.items()
+        }
+        for one in monitor["spec"]["podMetricsEndpoints"][0]["metricRelabelings"]
+    ]
+    folder = tmp_path / "page"
+    folder.mkdir()
+    (folder / "metrics").write_text('rljob_sandboxes{pool="team-a/j/j-shells",state="ready"} 4\n')
+    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    began = time.time()
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as page:
+        threading.Thread(target=page.serve_forever, daemon=True).start()
+        with Prometheus(tmp_path / "prometheus", relabel) as prometheus:
+            prometheus.scrape([page.server_port], {"namespace": "rljob-system", "job": "manager"})
+            query = 'rljob_sandboxes{namespace="team-a",job="j"}'
+            found = wait_until(
+                "a scrape", lambda: prometheus.query_range(query, began, time.time()), 20
+            )
+        page.shutdown()
+    assert [one["metric"]["pool"] for one in found] == ["j-shells"]
 
 
 # ── names ──
