@@ -71,9 +71,12 @@ def trouble(pod: Object) -> Trouble | None:
     for container in _containers(pod):
         waiting = (container.get("state") or {}).get("waiting") or {}
         reason = waiting.get("reason") or ""
-        message = f"{container.get('image')}: {reason}: {waiting.get('message') or ''}"[:1000]
+        words = str(waiting.get("message") or "")
         if reason in _IMAGE_REASONS:
-            return Trouble(IMAGE_UNAVAILABLE, message)
+            # The kubelet changes between two reasons with every try: the message stays the same here.
+            kind = "ErrImagePull" if reason == "ImagePullBackOff" else reason
+            words = words.rpartition("ErrImagePull: ")[2]
+            return Trouble(IMAGE_UNAVAILABLE, f"{kind}: {container.get('image')}: {words}"[:1000])
         if reason in _CONTAINER_REASONS:
-            return Trouble(CONTAINER_FAILED, message)
+            return Trouble(CONTAINER_FAILED, f"{reason}: {words}"[:1000])
     return None

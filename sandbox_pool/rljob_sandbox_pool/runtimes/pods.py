@@ -125,7 +125,8 @@ class PodSandbox:
             runtime.slow_start.succeeded()
         except KubeError as error:
             runtime.slow_start.failed()
-            how = f"cannot be created: {error}"
+            # Without the name, which is another each time: a condition's message stays the same.
+            how = f"a pod cannot be created: {error}".replace(f'"{self.name}" ', "")
             # What is refused does not exist. Of what was not answered nobody knows.
             if 400 <= error.status < 500:
                 self.gone(how)
