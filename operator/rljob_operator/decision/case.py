@@ -32,8 +32,11 @@ class Case:
         """Take the numbers into the status."""
         fields, snapshot = self.draft.fields, self.ledger.snapshot
         rollouts = {**(fields.get("rollouts") or {}), **numbers.rollout_pods(self.seen)}
+        if job is not None:
+            fields.setdefault("step", 0)
+            fields["steps"] = job.spec.trainer.steps if job.spec.mode == "train" else None
         if snapshot is not None and job is not None:
-            fields.update(numbers.from_ledger(snapshot, job))
+            fields.update(numbers.from_ledger(snapshot))
             rollouts.update(numbers.episodes(snapshot))
             last = numbers.last_checkpoint(snapshot.step, job)
             if last is not None and fields.get("trainer"):

@@ -16,11 +16,10 @@ from rljob_operator.decision.seen import Seen
 _DIGITS = 4
 
 
-def from_ledger(snapshot: LedgerSnapshot, job: RLJob) -> dict[str, Any]:
+def from_ledger(snapshot: LedgerSnapshot) -> dict[str, Any]:
     """Fields of the status, but for `rollouts`."""
     known: dict[str, Any] = {
         "step": snapshot.step,
-        "steps": snapshot.steps or None,
         "policyVersion": snapshot.policy.version.n if snapshot.policy.version else None,
         "rewardMean": _rounded(snapshot.reward_mean),
         "backlog": snapshot.stream_entries,

@@ -21,6 +21,9 @@ from rljob_operator.decision.seen import Seen
 from rljob_operator.decision.trouble import Trouble
 from rljob_operator.observed import LedgerView, Object
 
+_SKEW_SECONDS = 10.0
+"""Between our clock and that of whoever writes Events."""
+
 
 class Role(NamedTuple):
     """A role at one moment."""
@@ -164,13 +167,14 @@ def _why(
     first = troubles[0] if troubles else None
     if first is not None and first.reason != conditions.REASON_UNSCHEDULABLE:
         return first
+    after = since - _SKEW_SECONDS
     waits = first is not None and trouble.unbound(first)
     return (
         trouble.of_refusals(owners, seen.warnings)
         or trouble.of_claims(mine, seen.warnings, even_without_words=waits)
         or first
-        or (trouble.of_creation(owners, seen.warnings, since) if len(pods) < wanted else None)
-        or trouble.of_mounts(pods, seen.warnings, since)
+        or (trouble.of_creation(owners, seen.warnings, after) if len(pods) < wanted else None)
+        or trouble.of_mounts(pods, seen.warnings, after)
         or _starting(pods, owners)
     )
 

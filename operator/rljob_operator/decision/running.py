@@ -155,7 +155,7 @@ def _remember(case: Case, job: RLJob, component: str, stage: Stage) -> None:
     if stage.decision is None or stage.decision.action is Action.FAIL:
         return  # the end of the job says it
     name = title(job) if component == "trainer" else component
-    case.draft.announce("Warning", f"{name.capitalize()}AttemptEnded", _ended(name, stage))
+    case.draft.announce("Warning", conditions.REASON_ATTEMPT_ENDED, _ended(name, stage))
 
 
 def _ended(name: str, stage: Stage) -> str:

@@ -36,7 +36,8 @@ def rejected(case: Case, faults: list[str]) -> Decision:
     """The manifest makes no sense; whatever runs is left alone."""
     text = "\n".join(faults)
     case.draft.set(conditions.ACCEPTED, False, conditions.REASON_INVALID_SPEC, text)
-    return case.answer(None, conditions.PHASE_REJECTED, faults[0])
+    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    return case.answer(None, conditions.PHASE_REJECTED, faults[0] + more)
 
 
 # ── suspend ──

@@ -175,7 +175,11 @@ def of_creation(
     return Trouble(reason, f"{sorted(owners)[0][1]}: {text}")
 
 
-REFUSED = {"ApplyFailed", "NameCollision", "PermissionDenied"}
+REFUSED = {
+    conditions.REASON_APPLY_FAILED,
+    conditions.REASON_NAME_COLLISION,
+    conditions.REASON_PERMISSION_DENIED,
+}
 """What the operator itself was answered when it wrote a child."""
 
 

@@ -37,6 +37,9 @@ _PHASES = {
 def announce(draft: Draft, phase: str) -> None:
     """Events for phase and conditions that this pass changed."""
     _conditions(draft)
+    old, new = draft.was(conditions.SUSPENDED), draft.now_is(conditions.SUSPENDED)
+    if old.get("status", "False") != "False" and new["status"] == "False":
+        draft.announce("Normal", conditions.REASON_RESUMED, "spec.suspend is false again")
     if phase == draft.phase:
         return
     end = draft.now_is(

@@ -253,7 +253,7 @@ def test_the_numbers_of_the_end_stay() -> None:
     cluster.run(5)
     cluster.ledger = LedgerView()
     cluster.step()
-    assert (cluster.status["step"], cluster.status["steps"]) == (16, 16)
+    assert (cluster.status["step"], cluster.status["steps"]) == (16, 3)
     assert cluster.status["rollouts"]["running"] == 0
     assert cluster.status["gpus"] == 0
     assert cluster.condition("TrainerReady")["reason"] == "Ended"
@@ -277,7 +277,7 @@ def test_a_collector_takes_the_trainers_place(mode: str, data: Any, words: str) 
     assert cluster.last.shape.trainer_attempt == 1
     cluster.end_job("trainer", 1, "boom")
     cluster.run(4)
-    assert "CollectorAttemptEnded" in cluster.reasons()
+    assert any(event.message.startswith("collector attempt 1 ended") for event in cluster.events)
     assert cluster.status["trainer"]["attempt"] == 2
     cluster.finish()
     cluster.step()

@@ -197,5 +197,5 @@ class Job(RuleBasedStateMachine):
             assert not set(self.cluster.pods) - self.cluster.lost
 
 
-Job.TestCase.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+Job.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestAnythingMayHappen = Job.TestCase
