@@ -19,6 +19,7 @@ from rljob.kube import resources
 from rljob.kube.client import KubeClient
 from rljob.kube.informer import Informer
 from rljob.kube.resources import Object, Resource, uid_of
+from rljob_operator.expectations import gone, version
 from rljob_operator.observed import ChildKey
 from rljob_operator.plan import key_of, scaler_of
 
@@ -99,6 +100,15 @@ class Children:
         self._wake = wake
         self._children: defaultdict[str, dict[ChildKey, Object]] = defaultdict(dict)
         self._pods: defaultdict[str, dict[ChildKey, Object]] = defaultdict(dict)
+        self._told: defaultdict[str, dict[ChildKey, str]] = defaultdict(dict)
+
+    def told(self, uid: str) -> Mapping[ChildKey, str]:
+        """The version that was told of last, per child, those that are gone included; see `Expectations.overlay`."""
+        return self._told.get(uid, {})
+
+    def forget(self, uid: str) -> None:
+        """The job is gone."""
+        self._told.pop(uid, None)
 
     def of(self, uid: str) -> Mapping[ChildKey, Object]:
         """Everything of a job but its pods."""
@@ -110,10 +120,11 @@ class Children:
 
     def change(self, old: Object | None, new: Object | None) -> None:
         """An informer tells."""
-        for gone in (old,) if old is not None else ():
-            self._forget(gone)
+        if old is not None:
+            self._forget(old)
         if new is not None and (uid := _job_of(new)):
             self._place(new)[uid][key_of(new)] = new
+            self._told[uid][key_of(new)] = version(new)
         for uid in {_job_of(obj) for obj in (old, new) if obj is not None} - {""}:
             self._wake(uid)
 
@@ -121,6 +132,7 @@ class Children:
         place, uid = self._place(obj), _job_of(obj)
         if uid in place:
             place[uid].pop(key_of(obj), None)
+            self._told[uid][key_of(obj)] = gone(obj)
             if not place[uid]:
                 del place[uid]
 

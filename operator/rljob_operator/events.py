@@ -49,7 +49,7 @@ class EventPoster:
                 await self._post(job, event)
             except KubeError as error:
                 _log.warning(
-                    "event_not_posted", job=name_of(job), event=event.reason, reason=str(error)
+                    "event_not_posted", job=name_of(job), what=event.reason, reason=str(error)
                 )
 
     async def _post(self, job: Object, event: Event) -> None:

@@ -1,6 +1,6 @@
 """What the operator did and does not see in its copy yet, so that no decision rests on a copy that lags.
 
-    create, apply ─► pending: the answer stands in for the child until the copy has moved past what it was before
+    create, apply ─► pending: the answer stands in for the child until the copy's watch has told of it
     delete        ─► going:   the child counts as being deleted until it is gone from the copy
     refused       ─► held:    not tried again before its pause is over, unless what is wanted has changed
     apply         ─► settled: what the API server made of our fields; anything else there is drift
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from rljob_operator.observed import ChildKey, Object
 
-EXPIRY_SECONDS = 300.0
+EXPIRY_SECONDS = 60.0
 """A copy that has not caught up by then never will: it is taken at its word again."""
 FIRST_HOLD_SECONDS, LONGEST_HOLD_SECONDS = 2.0, 60.0
 
@@ -77,11 +77,21 @@ class Expectations:
 
     # ── what follows from it ──
 
-    def overlay(self, copy: Mapping[ChildKey, Object], now: float) -> dict[ChildKey, Object]:
-        """The children as they are at least: the copy, with our own answered writes in it."""
+    def overlay(
+        self, copy: Mapping[ChildKey, Object], told: Mapping[ChildKey, str], now: float
+    ) -> dict[ChildKey, Object]:
+        """The children as they are at least: the copy, with our own answered writes in it.
+
+        Args:
+            copy: What the watches have.
+            told: The version that a watch told of last, per child; `gone` in it where that was its end.
+            now: On the clock of the writes.
+        """
         seen = dict(copy)
         for key, pending in list(self.pending.items()):
-            if version(copy.get(key)) != pending.before or now > pending.expires:
+            last = told.get(key, "")
+            caught_up = last != pending.before and last.startswith(f"{_uid(pending.answer)}/")
+            if caught_up or now > pending.expires:
                 del self.pending[key]
             else:
                 seen[key] = pending.answer
@@ -112,6 +122,11 @@ class Expectations:
     def next_try(self) -> float | None:
         """When the first pause is over."""
         return min((refusal.until for refusal in self.refusals.values()), default=None)
+
+
+def gone(child: Object) -> str:
+    """What `version` would be of a child whose end was told."""
+    return f"{_uid(child)}/gone"
 
 
 def version(child: Object | None) -> str:

@@ -64,6 +64,10 @@ class Observer:
         self._client, self._children, self._clock = client, children, clock
         self._ledgers, self._warnings = ledgers, warnings
 
+    def forget(self, uid: str) -> None:
+        """The job is gone."""
+        self._children.forget(uid)
+
     async def observe(self, resource: Object, job: RLJob | None, state: State) -> Observed:
         """One job now; `job` is None where its manifest is refused. Raises KubeError."""
         uid, namespace, name = uid_of(resource), namespace_of(resource), name_of(resource)
@@ -71,7 +75,9 @@ class Observer:
         copy = dict(self._children.of(uid))
         if secret is not None:
             copy[key_of(secret)] = secret
-        children = state.expectations.overlay(copy, self._clock.monotonic())
+        children = state.expectations.overlay(
+            copy, self._children.told(uid), self._clock.monotonic()
+        )
         pods = self._children.pods(uid)
         ledger = LedgerView()
         if job is not None:

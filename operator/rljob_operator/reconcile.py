@@ -96,6 +96,7 @@ class Reconciler:
         resource = self._jobs.get(uid)
         if resource is None:
             self._states.pop(uid, None)
+            self._observer.forget(uid)
             await self._ledgers.forget(uid)
             return GONE
         if _is_deleted(resource) and labels.FINALIZER not in _finalizers(resource):

@@ -1,4 +1,4 @@
-from rljob_operator.expectations import EXPIRY_SECONDS, Expectations, version
+from rljob_operator.expectations import EXPIRY_SECONDS, Expectations, gone, version
 from rljob_operator.observed import ChildKey
 
 KEY = ChildKey("Job", "a")
@@ -14,18 +14,26 @@ def obj(uid="u1", version="1", **metadata):
 def test_a_create_stands_in_until_the_copy_has_it():
     expectations = Expectations()
     expectations.written(KEY, None, obj(), 0.0)
-    assert expectations.overlay({}, 1.0) == {KEY: obj()}
-    assert expectations.overlay({KEY: obj(version="2")}, 2.0) == {KEY: obj(version="2")}
-    assert expectations.overlay({}, 3.0) == {}, (
-        "seen once, the copy is believed when it says that it is gone"
-    )
+    assert expectations.overlay({}, {}, 1.0) == {KEY: obj()}
+    assert expectations.overlay({}, {KEY: "u0/gone"}, 1.0) == {KEY: obj()}, "its predecessor's end"
+    copy = {KEY: obj(version="2")}
+    assert expectations.overlay(copy, {KEY: "u1/2"}, 2.0) == copy
+    assert expectations.overlay({}, {KEY: "u1/2"}, 3.0) == {}, "told of once, the copy is believed"
+
+
+def test_a_child_that_came_and_went_between_two_looks_is_not_believed_to_be_there():
+    expectations = Expectations()
+    expectations.written(KEY, None, obj(), 0.0)
+    assert expectations.overlay({}, {KEY: gone(obj())}, 1.0) == {}
 
 
 def test_an_apply_stands_in_until_the_copy_moves():
     expectations = Expectations()
     expectations.written(KEY, obj(version="1"), obj(version="2"), 0.0)
-    assert expectations.overlay({KEY: obj(version="1")}, 1.0)[KEY] == obj(version="2")
-    assert expectations.overlay({KEY: obj(version="3")}, 1.0)[KEY] == obj(version="3")
+    before = {KEY: obj(version="1")}
+    assert expectations.overlay(before, {KEY: "u1/1"}, 1.0)[KEY] == obj(version="2")
+    after = {KEY: obj(version="3")}
+    assert expectations.overlay(after, {KEY: "u1/3"}, 1.0)[KEY] == obj(version="3")
 
 
 def test_an_apply_that_changed_nothing_is_not_waited_for():
@@ -37,9 +45,9 @@ def test_an_apply_that_changed_nothing_is_not_waited_for():
 def test_a_delete_counts_until_the_copy_has_another_or_none():
     expectations = Expectations()
     expectations.deleted("u1", 0.0)
-    assert "deletionTimestamp" in expectations.overlay({KEY: obj()}, 1.0)[KEY]["metadata"]
+    assert "deletionTimestamp" in expectations.overlay({KEY: obj()}, {}, 1.0)[KEY]["metadata"]
     again = obj(uid="u2")
-    assert expectations.overlay({KEY: again}, 1.0) == {KEY: again}
+    assert expectations.overlay({KEY: again}, {}, 1.0) == {KEY: again}
     assert not expectations.going
 
 
@@ -48,7 +56,7 @@ def test_a_copy_that_never_catches_up_is_believed_in_the_end():
     expectations.written(KEY, None, obj(), 0.0)
     expectations.deleted("u9", 0.0)
     late = EXPIRY_SECONDS + 1
-    assert expectations.overlay({}, late) == {}
+    assert expectations.overlay({}, {}, late) == {}
     assert not expectations.going
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob import labels
-from rljob_operator.expectations import Expectations
+from rljob_operator.expectations import Expectations, version
 from rljob_operator.observed import ChildKey, Observed
 from rljob_operator.plan import Verb, key_of, plan, settled_digest
 
@@ -92,9 +92,9 @@ def test_one_pass_brings_what_is_wanted_and_the_next_rests(before, wanted):
 @given(wanted=OWN, lag=st.booleans())
 def test_a_copy_that_lags_makes_nothing_twice(wanted, lag):
     server, expectations = Server(), Expectations()
-    copy_of_before = {}
     for _ in range(3):
-        seen = expectations.overlay(copy_of_before if lag else server.children, 1.0)
+        told = {} if lag else {key: version(item) for key, item in server.children.items()}
+        seen = expectations.overlay({} if lag else server.children, told, 1.0)
         actions = plan(wanted, Observed(resource=resource(), children=seen), expectations, 1.0)
         server.carry_out(actions, expectations, 1.0)
     assert server.writes == len(wanted)
