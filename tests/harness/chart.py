@@ -77,7 +77,8 @@ IMAGES = {
 """Name of a built image → its key in the chart's values."""
 
 
-def image_options() -> list[str]:
+@cache
+def image_options() -> tuple[str, ...]:
     """Options of helm for the images that the suite built: a changed image has another tag, and so other pods."""
     build = ROOT / "tests" / "e2e" / "images" / "build"
     run = subprocess.run(
@@ -85,7 +86,7 @@ def image_options() -> list[str]:
     )
     tags = {name: tag.rpartition(":")[2] for name, tag in json.loads(run.stdout).items()}
     settings = [f'images.{key}.tag="{tags[name]}"' for name, key in IMAGES.items()]
-    return ["-f", str(E2E_VALUES), *(part for one in settings for part in ("--set-json", one))]
+    return ("-f", str(E2E_VALUES), *(part for one in settings for part in ("--set-json", one)))
 
 
 class Rendered:
