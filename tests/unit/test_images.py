@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from rljob.api.load import load
+
 ROOT = Path(__file__).parents[2]
 ROOMS = ["operator", "sandbox_pool", "rollout_worker", "services", "trainer", "engine"]
 LOCKS = ["control", "rollout", "stack-cpu", "stack-gpu"]
@@ -186,3 +188,15 @@ def test_source_alone_has_the_entry_points_of_the_packages_beside_it(tmp_path: P
     assert installed
     assert all(f"{name} = rljob_rollout_worker." in text for name in installed)
     assert "rljob_operator" not in text
+
+
+def test_gpu_check_trains_the_quick_start_with_settings_that_the_manifest_takes() -> None:
+    gpu_check = script("gpu_check", ROOT / "scripts/gpu_check")
+    words = gpu_check.train_command("python", bf16=True)
+    job = load(
+        gpu_check.MANIFEST, [word for at, word in enumerate(words) if words[at - 1] == "--set"]
+    )
+    assert job.metadata.name == gpu_check.NAME
+    assert job.spec.rollout.engine.args[:2] == ["--dtype", "bfloat16"]
+    assert "--plain" in words
+    assert words[words.index("--runs-dir") + 1] == str(gpu_check.RUNS)
