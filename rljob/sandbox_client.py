@@ -15,7 +15,7 @@ import base64
 import errno
 import json
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import quote, urlencode
@@ -35,6 +35,10 @@ IDLE_SECONDS = 20.0
 """How long an idle connection is trusted; broker and guest close theirs after 60 s."""
 BROKER_WAIT_SECONDS = 10.0
 """How long the broker may hold one claim request while no sandbox is ready."""
+RELEASE_AGAIN_SECONDS = 120.0
+"""For how long a broker that is away is told about a release again."""
+LAST_RELEASES_SECONDS = 2.0
+"""How long a client that is closed still tries."""
 MAX_OUTPUT_BYTES = 4_000_000
 """Upper bound of `max_output_bytes`."""
 
@@ -108,9 +112,7 @@ class SandboxClient:
             return ClaimedSandbox(self, await self._acquire(request, timeout))
         except BaseException:
             # The broker may have granted it all the same: an answer lost, or this task cancelled while it was read.
-            task = asyncio.ensure_future(self.release_claim(claim_id))
-            self._releasing.add(task)
-            task.add_done_callback(self._releasing.discard)
+            self._keep(self.release_claim(claim_id))
             raise
 
     async def _acquire(self, request: Mapping[str, Any], timeout: float) -> ClaimAnswer:
@@ -164,22 +166,53 @@ class SandboxClient:
         return _decode(answer, _Pools).pools
 
     async def aclose(self) -> None:
-        """Close the connections to the broker. Claims stay as they are."""
-        if self._releasing:
-            await asyncio.wait(self._releasing)
+        """Close the connections to the broker. Claims stay as they are; releases under way get a few seconds more."""
+        deadline = asyncio.get_running_loop().time() + LAST_RELEASES_SECONDS
+        while releasing := set(self._releasing):
+            left = max(0.0, deadline - asyncio.get_running_loop().time())
+            _, late = await asyncio.wait(releasing, timeout=left)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*releasing, return_exceptions=True)
         await self._http.aclose()
 
     async def release_claim(self, claim_id: str, *, broken: bool = False) -> bool:
-        """Give a claim back. False where the broker could not be told: then the time to live ends it."""
+        """Give a claim back.
+
+        False where the broker could not be told: it is told again in the background, as a broker is away for some
+        seconds while another takes over; failing that too, the time to live ends the claim.
+        """
+        answer = await self._release(claim_id, broken=broken)
+        if answer.status in (200, 404):
+            return True
+        reason = answer.headers.get("reason") or f"answered {answer.status}"
+        telemetry.get_logger().warning("claim_not_released", claim=claim_id, reason=reason)
+        if _is_away(answer):
+            self._keep(self._release_later(claim_id, broken=broken))
+        return False
+
+    async def _release_later(self, claim_id: str, *, broken: bool) -> bool:
+        deadline, pause = asyncio.get_running_loop().time() + RELEASE_AGAIN_SECONDS, 0.5
+        while asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(pause)
+            answer = await self._release(claim_id, broken=broken)
+            if not _is_away(answer):
+                return answer.status in (200, 404)
+            pause = min(5.0, pause * 2)
+        return False
+
+    async def _release(self, claim_id: str, *, broken: bool) -> Answer:
+        """Tell the broker; status 0 and a reason where it does not answer."""
         target = f"/v1/claims/{quote(claim_id, safe='')}" + ("?broken=1" if broken else "")
         try:
-            answer = await self._call("DELETE", target, timeout=CALL_SECONDS)
+            return await self._call("DELETE", target, timeout=CALL_SECONDS)
         except (HttpError, TimeoutError) as error:
-            telemetry.get_logger().warning(
-                "claim_not_released", claim=claim_id, reason=str(error) or "no answer in time"
-            )
-            return False
-        return answer.status in (200, 404)
+            return Answer(0, {"reason": str(error) or "no answer in time"}, b"")
+
+    def _keep(self, releasing: Coroutine[Any, Any, bool]) -> None:
+        task = asyncio.ensure_future(releasing)
+        self._releasing.add(task)
+        task.add_done_callback(self._releasing.discard)
 
     async def _call(self, method: str, target: str, body: bytes = b"", *, timeout: float) -> Answer:
         return await self._http.request(method, target, body, timeout_seconds=timeout)
@@ -361,6 +394,11 @@ _FILE_ERRORS: dict[str, tuple[type[OSError], int]] = {
     "no_space": (OSError, errno.ENOSPC),
     "os_error": (OSError, errno.EIO),
 }
+
+
+def _is_away(answer: Answer) -> bool:
+    """Time may cure it."""
+    return answer.status in (0, 429) or answer.status >= 500
 
 
 def _encode(value: Any) -> bytes:

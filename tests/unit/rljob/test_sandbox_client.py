@@ -11,6 +11,12 @@ from rljob import sandbox_client
 from rljob.errors import DeadlineError, SandboxError
 from rljob.sandbox_client import ClaimAnswer, ClaimedSandbox, SandboxClient
 
+
+@pytest.fixture(autouse=True)
+def no_patience_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox_client, "LAST_RELEASES_SECONDS", 0.01)
+
+
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -180,6 +186,24 @@ async def test_a_sandbox_without_an_address_is_a_SandboxError() -> None:
         with pytest.raises(SandboxError, match="not an http"):
             ClaimedSandbox(client, ClaimAnswer("claim", "box-1", url, "token", "nonce"))
     await client.aclose()
+
+
+async def test_a_release_that_the_broker_missed_is_told_again() -> None:
+    seen: list[bytes] = []
+
+    async def away_at_first(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            seen.append((await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0])
+            writer.write(http({"error": "standby"}, 503) if len(seen) < 3 else http({}))
+            await writer.drain()
+
+    async with server(away_at_first) as address:
+        client = SandboxClient(address, "t")
+        assert not await client.release_claim("c1", broken=True)
+        while len(seen) < 3:
+            await asyncio.sleep(0.05)
+        await client.aclose()
+    assert set(seen) == {b"DELETE /v1/claims/c1?broken=1 HTTP/1.1"}
 
 
 async def test_a_release_that_nobody_hears_raises_nothing(free_port: Callable[[], int]) -> None:
