@@ -110,6 +110,8 @@ REASON_FAILED_CREATE: Final = "FailedCreate"
 """A pod was refused; the words are the API server's."""
 REASON_VOLUME: Final = "VolumePending"
 """A volume is not bound or cannot be mounted."""
+REASON_DISRUPTED: Final = "Disrupted"
+"""A pod is evicted or preempted, or its node drained; the words are Kubernetes'. Counts as nobody's failure."""
 REASON_OUT_OF_MEMORY: Final = "OOMKilled"
 """A container used more memory than its limit."""
 

@@ -19,7 +19,7 @@ from rljob_operator.decision.seen import Seen
 from rljob_operator.observed import Object
 from rljob_operator.policies import attempts as policy
 from rljob_operator.policies.attempts import Attempts, End
-from rljob_operator.policies.restart import Decision
+from rljob_operator.policies.restart import EXIT_FENCED, EXIT_USER_ERROR, Decision
 
 UNWRITTEN = "its status to be written"
 _LOST = 1
@@ -60,6 +60,7 @@ def look(
     now: float,
     may_start: str,
     title: str = "",
+    disrupted: str = "",
 ) -> Stage:
     """One pass.
 
@@ -74,6 +75,7 @@ def look(
         now: Seconds since the epoch.
         may_start: Empty, or why no attempt may begin now.
         title: How people call it, where that is another word.
+        disrupted: What an earlier pass saw: an evicted pod may be gone before its Job says that it has ended.
     """
     jobs = seen.prepare_jobs if component == "prepare" else seen.trainer_jobs
     attempts = newest(attempts, jobs)
@@ -96,6 +98,7 @@ def look(
             backoff_limit=backoff_limit,
             now=now,
             title=title,
+            disrupted=disrupted,
         )
     return _next(component, before, attempts, retry_at, seen, now, may_start)
 
@@ -110,10 +113,11 @@ def count(
     backoff_limit: int,
     now: float,
     title: str = "",
+    disrupted: str = "",
 ) -> Stage:
     """The newest attempt is over: what follows."""
     pods = seen.pods_of_attempt(component, attempts.attempt)
-    end = end_of(title or component, pods, job, step)
+    end = end_of(title or component, pods, job, step, disrupted)
     after, decision = policy.over(attempts, end, backoff_limit)
     return Stage(
         attempts=after,
@@ -164,15 +168,15 @@ def _left(component: str, seen: Seen, number: int) -> str:
 # ── how it ended ──
 
 
-def end_of(component: str, pods: list[Object], job: Object, step: int) -> End:
+def end_of(component: str, pods: list[Object], job: Object, step: int, disrupted: str = "") -> End:
     """The end of an attempt, from its pods: a refusal explains more than a crash, a crash more than a kill."""
+    refused = any(end["exitCode"] == EXIT_USER_ERROR for _, end in _ends(pods))
+    disrupted = next((text for pod in pods if (text := trouble.disruption(pod))), disrupted)
+    if disrupted and not refused:
+        return End(component=component, code=_LOST, how=disrupted, disrupted=True, step=step)
     if objects.complete(job):
         how = "it was told to stop before it had finished"
         return End(component=component, code=0, how=how, step=step)
-    if disrupted := next((text for pod in pods if (text := _disruption(pod))), ""):
-        code = 2 if any(end["exitCode"] == 2 for _, end in _ends(pods)) else _LOST
-        if code != 2:
-            return End(component=component, code=_LOST, how=disrupted, disrupted=True, step=step)
     ends = sorted(_ends(pods), key=lambda item: _rank(item[1]))
     if not ends:
         why = objects.condition(job, "Failed").get("message") or "no pod of it is left"
@@ -196,17 +200,10 @@ def _ends(pods: list[Object]) -> list[tuple[str, dict[str, Any]]]:
 
 def _rank(end: dict[str, Any]) -> tuple[int, str]:
     code = int(end["exitCode"])
-    kind = {2: 0, 3: 1}.get(code, 4 if code > 128 else 3)
+    kind = {EXIT_USER_ERROR: 0, EXIT_FENCED: 1}.get(code, 4 if code > 128 else 3)
     if end.get("reason") == "OOMKilled":
         kind = 2
     return kind, str(end.get("finishedAt", ""))
-
-
-def _disruption(pod: Object) -> str:
-    found = objects.condition(pod, "DisruptionTarget")
-    if found.get("status") != "True":
-        return ""
-    return f"{objects.name_of(pod)}: {found.get('message') or found.get('reason', 'disrupted')}"
 
 
 def _own_words(pod: Object) -> str:

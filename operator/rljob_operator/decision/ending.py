@@ -40,8 +40,8 @@ def verdict(case: Case, job: RLJob, stage: Stage) -> Decision | None:
     return None
 
 
-def unfinished(case: Case, job: RLJob, stage: Stage, step: int) -> Stage:
-    """A Job that ended well although the job has not: it was told to stop."""
+def unfinished(case: Case, job: RLJob, stage: Stage, step: int, disrupted: str) -> Stage:
+    """A Job that ended well although the job has not: it was told to stop, perhaps since it was `disrupted`."""
     if not stage.complete or stage.job is None or not _asked_since(case, stage):
         return stage
     return attempt.count(
@@ -53,6 +53,7 @@ def unfinished(case: Case, job: RLJob, stage: Stage, step: int) -> Stage:
         backoff_limit=job.spec.lifecycle.backoff_limit,
         now=case.now,
         title="the trainer" if job.spec.mode == "train" else "the collector",
+        disrupted=disrupted,
     )
 
 

@@ -85,7 +85,8 @@ def _working(case: Case, job: RLJob, store: Role, since: float) -> Decision:
     stage = _look(case, job, "trainer", store, step=step)
     if (verdict := ending.verdict(case, job, stage)) is not None:
         return verdict
-    stage = ending.unfinished(case, job, stage, step)
+    evicted = disrupted(case, conditions.TRAINER_READY)
+    stage = ending.unfinished(case, job, stage, step, evicted)
     _remember(case, job, "trainer", stage)
     if stage.decision is not None and stage.decision.action is Action.FAIL:
         return case.fail(stage.decision.reason, stage.decision.message)
@@ -132,6 +133,7 @@ def _number(case: Case, component: str) -> int | None:
 
 def _look(case: Case, job: RLJob, component: str, store: Role, step: int) -> Stage:
     draft = case.draft
+    kind = conditions.PREPARED if component == "prepare" else conditions.TRAINER_READY
     stage = attempt.look(
         component,
         draft.attempts_before(component),
@@ -143,10 +145,17 @@ def _look(case: Case, job: RLJob, component: str, store: Role, step: int) -> Sta
         now=case.now,
         may_start="" if store.ready else "the store",
         title=f"the {title(job)}" if component == "trainer" else "preparing",
+        disrupted=disrupted(case, kind),
     )
     if component == "prepare":
         _remember(case, job, component, stage)
     return stage
+
+
+def disrupted(case: Case, kind: str) -> str:
+    """What an earlier pass said of the pods of the attempt, if that was an eviction."""
+    was = case.draft.was(kind)
+    return str(was["message"]) if was.get("reason") == conditions.REASON_DISRUPTED else ""
 
 
 def _remember(case: Case, job: RLJob, component: str, stage: Stage) -> None:
@@ -179,11 +188,16 @@ def _attempt_role(case: Case, component: str, stage: Stage, since: float, name: 
             return Role(name, kind, False, conditions.REASON_CRASHED, old["message"])
         text = f"{name} attempt {next_one} waits for {stage.waits_for}"
         return Role(name, kind, False, conditions.REASON_WAITING, text)
+    evicted = disrupted(case, kind)
+    if stage.complete and evicted:
+        return Role(name, kind, False, conditions.REASON_DISRUPTED, evicted)
     if stage.complete:
         text = f"attempt {stage.attempts.attempt} has ended; waits for the ledger's word"
         return Role(name, kind, False, conditions.REASON_WAITING, text)
     number = stage.number or next_one
     role = roles.job_pods(case.seen, component, number, stage.job, since)
+    if evicted and not role.ready and role.reason == conditions.REASON_STARTING:
+        return Role(name, kind, False, conditions.REASON_DISRUPTED, evicted)  # until it is counted
     # prepare runs to its end: that its pod is ready says nothing
     ready = role.ready and component != "prepare"
     message = role.message or ("" if ready else f"attempt {number} is running")

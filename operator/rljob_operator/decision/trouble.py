@@ -4,6 +4,7 @@
 | --- | --- |
 | a container waits with ErrImagePull, ImagePullBackOff, InvalidImageName … | ErrImagePull |
 | a container waits with CreateContainerConfigError … | CreateContainerConfigError |
+| it is evicted, preempted, its node drained | Disrupted |
 | a container was killed for memory | OOMKilled |
 | a container ended and is started again | Crashed, with its last line |
 | a volume claim is not bound, a mount fails | VolumePending |
@@ -48,6 +49,8 @@ class Trouble(NamedTuple):
 
 def of_pod(pod: Object) -> Trouble | None:
     """What is wrong with a pod, by its own status; None where it may just be on its way."""
+    if text := disruption(pod):
+        return Trouble(conditions.REASON_DISRUPTED, text)
     for status in objects.container_statuses(pod):
         if trouble := _of_container(objects.name_of(pod), status):
             return trouble
@@ -59,6 +62,14 @@ def of_pod(pod: Object) -> Trouble | None:
     return _of_scheduler(pod)
 
 
+def disruption(pod: Object) -> str:
+    """Its node is drained, it is preempted or evicted: whose words, or empty."""
+    found = objects.condition(pod, "DisruptionTarget")
+    if found.get("status") != "True":
+        return ""
+    return f"{objects.name_of(pod)}: {found.get('message') or found.get('reason', 'disrupted')}"
+
+
 def _of_container(pod: str, status: dict[str, Any]) -> Trouble | None:
     state = status.get("state") or {}
     waiting = state.get("waiting") or {}
@@ -68,7 +79,7 @@ def _of_container(pod: str, status: dict[str, Any]) -> Trouble | None:
         kind = "" if why in {"ErrImagePull", "ImagePullBackOff"} else f"{why}: "
         said = f"image {status.get('image', '')}: {kind}{detail or 'cannot be pulled'}"
         return Trouble(conditions.REASON_IMAGE, f"{pod}: {said}")
-    if why in _CONFIG and not last_end(status):
+    if why in _CONFIG and not (why == "RunContainerError" and last_end(status)):
         return Trouble(conditions.REASON_CONFIG, f"{pod}: container {status['name']}: {text}")
     end = last_end(status)
     if end is None or status.get("ready") or end.get("exitCode") == 0:

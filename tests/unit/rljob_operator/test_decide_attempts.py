@@ -129,6 +129,26 @@ def test_a_drained_node_is_nobodys_fault() -> None:
     assert (cluster.status["trainer"]["attempt"], cluster.status["trainer"]["failures"]) == (2, 0)
 
 
+def test_an_evicted_trainer_that_ends_well_and_is_gone_at_once_is_nobodys_fault_either() -> None:
+    cluster = running(lifecycle={"backoffLimit": 0})
+    pod = cluster.pods["j-trainer-1-0"]
+    pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    pod["status"]["conditions"].append(
+        {"type": "DisruptionTarget", "status": "True", "message": "Eviction API: evicting"}
+    )
+    cluster.step()
+    assert cluster.condition("TrainerReady")["reason"] == "Disrupted"
+    del cluster.pods["j-trainer-1-0"]
+    cluster.step()
+    cluster.end_job("trainer", 0)
+    del cluster.pods["j-trainer-1-0"]
+    cluster.step()  # the ledger was not asked since
+    cluster.now += 3
+    cluster.run(5)
+    assert cluster.phase == "Running"
+    assert (cluster.status["trainer"]["attempt"], cluster.status["trainer"]["failures"]) == (2, 0)
+
+
 def test_a_trainer_without_memory_is_named_so() -> None:
     cluster = running(lifecycle={"backoffLimit": 0})
     cluster.end_job("trainer", 137, reason="OOMKilled")
