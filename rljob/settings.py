@@ -45,6 +45,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Bearer token of the job: broker, gateway control, engine control."""
     pool_key: str = ""
     """Key of the sandbox pool manager; no other component gets it."""
+    stay: bool = False
+    """When the job is over, wait for SIGTERM: whoever started this process would start it again."""
     cache_dir: str = ""
     """Content-addressed cache shared between runs (prepared models and rows)."""
     manifest_dir: str = ""

@@ -76,6 +76,8 @@ async def run(settings: Settings) -> None:
             loop.add_signal_handler(number, running.stop)
         with Watchdog(stall_seconds(), running.doing):
             await running.run()
+            if settings.stay:
+                await running.stopped()
 
 
 def main() -> int:

@@ -130,6 +130,10 @@ class Worker:
         self._stops += 1
         self._stopped.set()
 
+    async def stopped(self) -> None:
+        """Wait until somebody has called `stop`."""
+        await self._stopped.wait()
+
     def doing(self) -> str:
         """What runs, for people: how many attempts are in which stage."""
         stages = Counter(attempt.stage for attempt in self.pipeline.attempts)

@@ -9,6 +9,8 @@ imagePullSecrets:
 serviceAccountName: rljob-{{ .component }}
 automountServiceAccountToken: true
 enableServiceLinks: false
+# the first process of a namespace of its own ignores SIGTERM until it has a handler
+shareProcessNamespace: true
 {{- with .values.priorityClassName }}
 priorityClassName: {{ . | quote }}
 {{- end }}

@@ -147,6 +147,8 @@ def pod_template(
             "serviceAccountName": context.name(),
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
+            # a first process of its own namespace ignores SIGTERM until it has a handler: while it still starts
+            "shareProcessNamespace": True,
             "securityContext": POD_SECURITY,
             "terminationGracePeriodSeconds": math.ceil(grace_seconds),
             "imagePullSecrets": [{"name": name} for name in context.config.image_pull_secrets],

@@ -83,6 +83,8 @@ def rollouts(context: Context) -> Object:
         context,
         worker,
         worker_image(context),
+        # a StatefulSet starts again whatever ends
+        env={"RLJOB_STAY": "true"},
         resources=spec.worker.resources,
         path="spec.rollout.worker.resources",
         numbered=True,
