@@ -132,7 +132,7 @@ class Observer:
             return self._ledgers.unasked(uid)
         address = await self.address(resource, job, pods, secret, state)
         if address is None:
-            return self._ledgers.unasked(uid)
+            return self._ledgers.unasked(uid, _no_address(job))
         return await self._ledgers.view(uid, address)
 
     async def _secret(self, namespace: str, name: str, state: State) -> Object | None:
@@ -142,6 +142,12 @@ class Observer:
             secret = await self._client.find(resources.SECRET, name, namespace)
             state.secrets[name] = (now, secret)
         return secret
+
+
+def _no_address(job: RLJob) -> str:
+    """Why the ledger cannot be asked, where that is not just a store on its way."""
+    ref = job.spec.store.redis.secret_ref
+    return "" if ref is None else f"Secret {ref.name} is not there, or has no key {ref.key}"
 
 
 def phase_of(resource: Object) -> str:

@@ -4,7 +4,9 @@
 | --- | --- | --- |
 | says Succeeded or Failed | has ended, or lingers | the job has ended so |
 | was asked after the Job's end, says nothing | complete | it was told to stop: another attempt |
-| cannot be asked | complete | wait for it, then trust the exit code |
+| cannot be asked although its store is up | complete | wait for it, then trust the exit code |
+| cannot be asked, its own store is down | complete | wait for the store: all of them may have been drained |
+| cannot be asked | complete, and was seen to be evicted | it was told to stop: another attempt |
 | | failed | the policy of attempts |
 """
 
@@ -12,14 +14,17 @@ from __future__ import annotations
 
 from rljob.api import conditions
 from rljob.api.rljob_types import RLJob
-from rljob_operator.decision import attempt, objects
+from rljob_operator.decision import attempt, objects, trouble
 from rljob_operator.decision.attempt import Stage
 from rljob_operator.decision.case import Case
+from rljob_operator.decision.roles import own_store
 from rljob_operator.observed import Decision
 from rljob_operator.policies.restart import Action
 
 TRUST_SECONDS = 60.0
-"""How long a ledger that cannot be asked is waited for once the Job is complete."""
+"""How long a ledger that cannot be asked is waited for once the Job is complete and the store ready."""
+TRUST_AWAY_SECONDS = 900.0
+"""The same for a Redis of one's own that cannot be reached at all."""
 LINGER_SECONDS = 120.0
 """How long a process may live on after it told the ledger that the job has ended."""
 
@@ -32,17 +37,18 @@ def verdict(case: Case, job: RLJob, stage: Stage) -> Decision | None:
         return None  # its own words say more than the ledger's
     if snapshot is not None and snapshot.phase and _no_longer_runs(case, stage):
         return _by_ledger(case, job, snapshot.phase, snapshot.message)
-    if stage.complete and stage.job is not None and not _asked_since(case, stage):
-        ended_at = objects.finished_at(stage.job)
-        if ended_at is not None and case.now - ended_at > TRUST_SECONDS:
-            text = f"{_done(job)}; the ledger could not be asked, the exit code was 0"
-            return case.end(conditions.PHASE_SUCCEEDED, conditions.REASON_STEPS_DONE, text)
+    if stage.complete and not _asked_since(case, stage) and _no_word_will_come(case, job, stage):
+        text = f"{_done(job)}; the ledger could not be asked, the exit code was 0"
+        return case.end(conditions.PHASE_SUCCEEDED, conditions.REASON_STEPS_DONE, text)
     return None
 
 
-def unfinished(case: Case, job: RLJob, stage: Stage, step: int, disrupted: str) -> Stage:
-    """A Job that ended well although the job has not: it was told to stop, perhaps since it was `disrupted`."""
-    if not stage.complete or stage.job is None or not _asked_since(case, stage):
+def unfinished(case: Case, job: RLJob, stage: Stage, step: int) -> Stage:
+    """A Job that ended well although the job has not: it was told to stop."""
+    if not stage.complete or stage.job is None:
+        return stage
+    evicted = _evicted(case, stage)
+    if not evicted and not _asked_since(case, stage):
         return stage
     return attempt.count(
         "trainer",
@@ -53,8 +59,29 @@ def unfinished(case: Case, job: RLJob, stage: Stage, step: int, disrupted: str) 
         backoff_limit=job.spec.lifecycle.backoff_limit,
         now=case.now,
         title="the trainer" if job.spec.mode == "train" else "the collector",
-        disrupted=disrupted,
+        disrupted=evicted,
     )
+
+
+def _no_word_will_come(case: Case, job: RLJob, stage: Stage) -> bool:
+    ended_at, draft = objects.finished_at(stage.job) if stage.job else None, case.draft
+    if ended_at is None or _evicted(case, stage):
+        return False
+    if draft.holds(conditions.STORE_READY):
+        since = max(ended_at, draft.since(conditions.STORE_READY))
+        return case.now - since > TRUST_SECONDS
+    return not own_store(job) and case.now - ended_at > TRUST_AWAY_SECONDS
+
+
+def _evicted(case: Case, stage: Stage) -> str:
+    pods = case.seen.pods_of_attempt("trainer", stage.attempts.attempt)
+    return next((text for pod in pods if (text := trouble.disruption(pod))), disrupted(case))
+
+
+def disrupted(case: Case, kind: str = conditions.TRAINER_READY) -> str:
+    """What an earlier pass said of the pods of the newest attempt, if that was an eviction."""
+    was = case.draft.was(kind)
+    return str(was["message"]) if was.get("reason") == conditions.REASON_DISRUPTED else ""
 
 
 def _no_longer_runs(case: Case, stage: Stage) -> bool:

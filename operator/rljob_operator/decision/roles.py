@@ -172,11 +172,19 @@ def _why(
     return (
         trouble.of_refusals(owners, seen.warnings)
         or trouble.of_claims(mine, seen.warnings, even_without_words=waits)
-        or first
+        or (
+            trouble.of_unbound(_first_with(pods, first), seen.warnings)
+            if first and waits
+            else first
+        )
         or (trouble.of_creation(owners, seen.warnings, after) if len(pods) < wanted else None)
         or trouble.of_mounts(pods, seen.warnings, after)
         or _starting(pods, owners)
     )
+
+
+def _first_with(pods: Sequence[Object], found: Trouble) -> Object:
+    return next(pod for pod in pods if trouble.of_pod(pod) == found)
 
 
 def _starting(pods: Sequence[Object], owners: set[tuple[str, str]]) -> Trouble:

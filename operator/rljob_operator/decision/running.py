@@ -66,7 +66,8 @@ def _preparing(case: Case, job: RLJob, store: Role, since: float) -> Decision:
     started = any(_up(pod) for pod in case.seen.of("prepare"))
     waiting = [] if queued or started else [store, role]
     phase = conditions.PHASE_PREPARING if begun else conditions.PHASE_PENDING
-    return _answer(case, job, shape, phase, [store, role], waiting, stage, since, IDLE_SECONDS)
+    longest = IDLE_SECONDS if store.ready else LOOK_SECONDS
+    return _answer(case, job, shape, phase, [store, role], waiting, stage, since, longest)
 
 
 def _up(pod: dict[str, object]) -> bool:
@@ -85,8 +86,7 @@ def _working(case: Case, job: RLJob, store: Role, since: float) -> Decision:
     stage = _look(case, job, "trainer", store, step=step)
     if (verdict := ending.verdict(case, job, stage)) is not None:
         return verdict
-    evicted = disrupted(case, conditions.TRAINER_READY)
-    stage = ending.unfinished(case, job, stage, step, evicted)
+    stage = ending.unfinished(case, job, stage, step)
     _remember(case, job, "trainer", stage)
     if stage.decision is not None and stage.decision.action is Action.FAIL:
         return case.fail(stage.decision.reason, stage.decision.message)
@@ -145,17 +145,11 @@ def _look(case: Case, job: RLJob, component: str, store: Role, step: int) -> Sta
         now=case.now,
         may_start="" if store.ready else "the store",
         title=f"the {title(job)}" if component == "trainer" else "preparing",
-        disrupted=disrupted(case, kind),
+        disrupted=ending.disrupted(case, kind),
     )
     if component == "prepare":
         _remember(case, job, component, stage)
     return stage
-
-
-def disrupted(case: Case, kind: str) -> str:
-    """What an earlier pass said of the pods of the attempt, if that was an eviction."""
-    was = case.draft.was(kind)
-    return str(was["message"]) if was.get("reason") == conditions.REASON_DISRUPTED else ""
 
 
 def _remember(case: Case, job: RLJob, component: str, stage: Stage) -> None:
@@ -188,7 +182,7 @@ def _attempt_role(case: Case, component: str, stage: Stage, since: float, name: 
             return Role(name, kind, False, conditions.REASON_CRASHED, old["message"])
         text = f"{name} attempt {next_one} waits for {stage.waits_for}"
         return Role(name, kind, False, conditions.REASON_WAITING, text)
-    evicted = disrupted(case, kind)
+    evicted = ending.disrupted(case, kind)
     if stage.complete and evicted:
         return Role(name, kind, False, conditions.REASON_DISRUPTED, evicted)
     if stage.complete:

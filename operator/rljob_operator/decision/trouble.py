@@ -157,6 +157,20 @@ def of_claims(
     return None
 
 
+def of_unbound(pod: Object, warnings: Iterable[Object]) -> Trouble:
+    """A pod that waits for volumes which are not the job's own: the scheduler does not say which."""
+    volumes = (pod.get("spec") or {}).get("volumes") or []
+    names = [
+        str(claim["claimName"])
+        for volume in volumes
+        if (claim := volume.get("persistentVolumeClaim"))
+    ]
+    owners = {("PersistentVolumeClaim", name) for name in names}
+    said = warning_text(warnings, owners, None) or "not all of them are bound"
+    text = f"{objects.name_of(pod)} waits for its volumes ({', '.join(names)}): {said}"
+    return Trouble(conditions.REASON_VOLUME, text)
+
+
 def of_mounts(
     pods: Iterable[Object], warnings: Iterable[Object], since_seconds: float
 ) -> Trouble | None:

@@ -10,7 +10,7 @@ import pytest
 from rljob_operator.observed import ChildKey, LedgerView
 from rljob_operator.policies.attempts import Attempts, End, over, suspended
 from rljob_operator.policies.restart import Action
-from tests.unit.rljob_operator.fake_cluster import FakeCluster, running, snapshot
+from tests.unit.rljob_operator.fake_cluster import FakeCluster, make_ready, running, snapshot
 
 
 def end(code: int = 1, **fields: Any) -> End:
@@ -239,6 +239,22 @@ def test_without_a_word_of_the_ledger_exit_code_0_is_believed_after_a_while(
     cluster.step()
     assert cluster.phase == "Succeeded"
     assert "the ledger could not be asked" in cluster.condition("Complete")["message"]
+
+
+def test_a_trainer_and_a_store_that_were_drained_together_are_no_success() -> None:
+    cluster = running()
+    cluster.end_job("trainer", 0)
+    cluster.pods["j-store-0"]["status"]["conditions"] = []
+    cluster.may_be_ready = lambda _pod: False
+    cluster.ledger = LedgerView(snapshot=snapshot(1), age_seconds=500.0, error="away")
+    cluster.step()
+    cluster.now += 800
+    cluster.step()
+    assert cluster.phase == "Running"
+    make_ready(cluster.pods["j-store-0"])
+    cluster.ledger = LedgerView(snapshot=snapshot(1))
+    cluster.run(4)
+    assert cluster.status["trainer"]["attempt"] == 2
 
 
 def test_a_job_that_the_ledger_calls_failed_fails_with_its_message() -> None:

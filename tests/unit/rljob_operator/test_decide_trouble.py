@@ -161,6 +161,19 @@ def test_a_volume_that_never_binds_is_named_with_the_provisioners_words() -> Non
     assert cluster.condition("StoreReady")["message"] == "volume j-store: no disk is left"
 
 
+def test_a_volume_of_ones_own_that_never_binds_is_named() -> None:
+    cluster = starting()
+    pod = cluster.pods["j-trainer-1-0"]
+    pod["spec"]["volumes"] = [{"name": "a", "persistentVolumeClaim": {"claimName": "never"}}]
+    unschedulable(pod, "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.")
+    cluster.step()
+    found = cluster.condition("TrainerReady")
+    assert found["reason"] == "VolumePending"
+    assert (
+        found["message"] == "j-trainer-1-0 waits for its volumes (never): not all of them are bound"
+    )
+
+
 def test_a_claim_that_waits_for_its_pod_does_not_hide_the_scheduler() -> None:
     cluster = starting()
     claim = cluster.children[ChildKey("PersistentVolumeClaim", "j-artifacts")]
