@@ -119,7 +119,7 @@ def _tls(cluster: dict[str, Any], user: dict[str, Any], folder: Path) -> ssl.SSL
 
 def _bytes(section: dict[str, Any], name: str, folder: Path) -> bytes:
     if data := section.get(f"{name}-data"):
-        return base64.b64decode(data)
+        return base64.b64decode(data, validate=True)
     if file := section.get(name):
         return (folder / file).read_bytes()
     return b""

@@ -180,7 +180,7 @@ class Informer:
         self._on_change(old, new)
 
     def _hear(self) -> None:
-        self._heard = self._clock.monotonic()
+        self._heard, self.error = self._clock.monotonic(), ""
 
 
 def _version_of(obj: Object) -> str:
