@@ -73,8 +73,9 @@ def install_buildah() -> None:
 
 
 def have() -> dict[str, str]:
-    """Tag → id of what our storage holds."""
+    """Tag → id of what our storage holds, the newest image first."""
     listed = json.loads(buildah("images", "--json") or "[]") or []
+    listed.sort(key=lambda image: image["createdatraw"], reverse=True)
     return {name: image["id"] for image in listed for name in image.get("names") or []}
 
 
