@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rljob.api.engine_args import reserved
-from rljob.api.modes import drop_without_effect, mode_rules
+from rljob.api.modes import COLLECTED_EPISODES, drop_without_effect, mode_rules
 from rljob.api.placement import sources
 from rljob.api.problem import Problem
 from rljob.api.rljob_types import RLJob, Sampling, Task
@@ -250,10 +250,11 @@ def _store(job: RLJob) -> Iterator[Problem]:
 def store_need_mib(job: RLJob) -> int:
     """MiB of `maxmemory` that the outstanding work may need: ready and running groups of every step up to the bound.
 
-    Without a trainer, what runs and as much again that waits to be collected.
+    Without a trainer, what runs and what waits to be collected: as much again, or a whole batch.
     """
     rollout = job.spec.rollout
-    episodes = 2 * rollout.max_concurrent_episodes
+    batch = max(COLLECTED_EPISODES, rollout.group_size) if job.spec.mode == "rollout" else 0
+    episodes = rollout.max_concurrent_episodes + max(rollout.max_concurrent_episodes, batch)
     if job.spec.mode == "train":
         steps = (rollout.staleness_bound + 1) * job.spec.trainer.groups_per_step
         episodes = steps * rollout.group_size + rollout.max_concurrent_episodes

@@ -17,6 +17,9 @@ from rljob.api.rljob_types import RLJob
 
 Mode = Literal["train", "eval", "rollout"]
 
+COLLECTED_EPISODES: Final = 64
+"""Mode `rollout`: about so many are archived at once, and wait in the store until then."""
+
 
 def _paths(*dotted: str) -> tuple[tuple[str, ...], ...]:
     return tuple(("spec", *path.split(".")) for path in dotted)

@@ -35,9 +35,9 @@ job without batches past s gives s·B + ready + running. A new group starts iff
 and its members go only to engines of at least that version, of the newest line. The bound is hard under `evict` and
 `wait`: `take(s)` gives no group with a token older than s − 1 − η. Order in a batch: oldest token, then oldest start.
 
-Where nothing is trained, version 0 stays the policy. Mode `rollout`: η = steps, so that nothing gets stale; the whole job
-takes `num_groups`, fewer by the dead ones in one pass over the rows, and its last batch holds what is left. Mode `eval`:
-steps = 0, so that only validation is leased.
+Where nothing is trained, version 0 stays the policy. Mode `rollout`: η = steps, so that nothing gets stale; the whole
+job takes `num_groups`, fewer by the dead ones in one pass over the rows, and its last batch holds what is left. Mode
+`eval`: steps = 0, so that only validation is leased.
 
 An episode: missing ─lease─► leased ─complete─► done, leased ─fail─► waiting ─due─► leased, and leased ─lease ended,
 forfeit, release─► missing. The first completion wins, whichever attempt. Its entry in the stream names the payload,

@@ -6,7 +6,8 @@
 
 Every accepted completion of a training episode must be in exactly one place: trained, outstanding in the stream, or
 explained by an eviction, a death, a dropped group or a later run of the same episode (`rerun`: a store that lost it).
-Validation episodes are scored, not trained, and are left out.
+Validation episodes are scored, not trained, and are left out; but where scoring was all (mode `eval`), every accepted
+completion must have been scored, and each once.
 
 The ledger's part is saved as `ledger-facts.json` beside the artifacts, for audits after the store ended.
 """
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FACTS_FILE = "ledger-facts.json"
+RESULT_FILE = "result.json"
 
 Fate = Literal["trained", "outstanding", "rerun", "dead", "dropped", "evicted", "lost"]
 
@@ -64,6 +66,14 @@ class AuditReport(msgspec.Struct, kw_only=True):
     def ok(self) -> bool:
         """Whether the three records agree."""
         return not (self.lost or self.trained_twice or self.unlogged or self.corrupt)
+
+
+class _Result(msgspec.Struct):
+    mode: str
+
+
+class _Named(msgspec.Struct):
+    episode: str
 
 
 class _Line(msgspec.Struct):
@@ -124,6 +134,8 @@ def load_facts(artifacts: Path) -> LedgerFacts | None:
 
 def reconcile(artifacts: Path, facts: LedgerFacts | None) -> AuditReport:
     """The audit proper. Without facts, whatever is not archived counts as lost."""
+    if _only_scored(artifacts):
+        return _reconcile_scores(artifacts, facts)
     batches = _batches(artifacts, facts)
     archive = _Archive(batches)
     sent, accepted = _logs(artifacts / "completions")
@@ -149,6 +161,33 @@ def reconcile(artifacts: Path, facts: LedgerFacts | None) -> AuditReport:
             {episode for episode, hashes in archive.hashes.items() if not hashes <= sent[episode]}
         ),
         corrupt=[name for path, manifest in batches for name in _corrupt(path, manifest)],
+    )
+
+
+def _only_scored(artifacts: Path) -> bool:
+    """Whether this is what a finished job of mode `eval` left."""
+    path = artifacts / RESULT_FILE
+    return path.exists() and _decode(path, _Result).mode == "eval"
+
+
+def _reconcile_scores(artifacts: Path, facts: LedgerFacts | None) -> AuditReport:
+    sent, accepted = _logs(artifacts / "completions", scored=True)
+    lines = (artifacts / "validation" / "step-000000.jsonl").read_bytes().splitlines()
+    scored = Counter(msgspec.json.decode(line, type=_Named).episode for line in lines)
+    completed = {episode for episode, _ in accepted}
+    return AuditReport(
+        leased=facts.counts.get("leased", 0) if facts else 0,
+        completed=len(completed),
+        trained=len(lines),
+        outstanding=0,
+        evicted=0,
+        dead=0,
+        dropped=0,
+        rerun=len(accepted) - len(completed),
+        lost=sorted(completed - scored.keys()),
+        trained_twice=sorted(episode for episode, times in scored.items() if times > 1),
+        unlogged=sorted(scored.keys() - sent.keys()),
+        corrupt=[],
     )
 
 
@@ -222,14 +261,19 @@ def _corrupt(folder: Path, manifest: _Manifest) -> Iterator[str]:
                 yield f"{episode.episode} in step {manifest.step}"
 
 
-def _logs(folder: Path) -> tuple[dict[str, set[str]], set[tuple[str, str]]]:
-    """Hashes of everything that was sent, per episode; and the (episode, hash) that were accepted. Training only."""
+def _logs(
+    folder: Path, *, scored: bool = False
+) -> tuple[dict[str, set[str]], set[tuple[str, str]]]:
+    """Hashes of everything that was sent, per episode; and the (episode, hash) that were accepted.
+
+    Of training, or of what was `scored`.
+    """
     sent: dict[str, set[str]] = defaultdict(set)
     accepted: set[tuple[str, str]] = set()
     for path in sorted(folder.glob("*.jsonl")):
         for raw in path.read_bytes().splitlines():
             line = _line(raw)
-            if line is None or line.episode.startswith("v"):
+            if line is None or line.episode.startswith("v") != scored:
                 continue
             sent[line.episode].add(line.sha256)
             if line.answer == "accepted":

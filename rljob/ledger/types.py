@@ -29,9 +29,6 @@ LeaseReason = Literal[
 Verdict = Literal["ok", "already_done", "hopeless"]
 Phase = Literal["Succeeded", "Failed"]
 
-COLLECTED_EPISODES = 64
-"""Mode `rollout`: about so many are archived at once, and wait in the store until then."""
-
 
 class LedgerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The rules of one job. prepare or trainer → ledger. Fields marked (fixed) may not differ from what is stored."""
@@ -107,6 +104,8 @@ def _scoring(job: RLJob, num_rows: int) -> dict[str, Any]:
 
 def _collecting(job: RLJob, num_rows: int) -> dict[str, Any]:
     """Batches are only what is archived at once. Version 0 for ever: nothing gets stale."""
+    from rljob.api.modes import COLLECTED_EPISODES
+
     rollout = job.spec.rollout
     groups = rollout.groups or num_rows
     batch = max(1, min(groups, COLLECTED_EPISODES // rollout.group_size))

@@ -37,11 +37,13 @@ def make_model(folder: Path) -> Path:
 
 
 class Job:
-    """One run of the simulated manifest in a folder of its own."""
+    """One run of the simulated manifest, or of its like in another mode, in a folder of its own."""
 
-    def __init__(self, root: Path, model: Path, **changes: Any) -> None:
+    def __init__(self, root: Path, model: Path, mode: str = "train", **changes: Any) -> None:
         data = yaml.safe_load((EXAMPLE / "rljob.yaml").read_text())
         data["spec"]["model"]["source"] = f"file://{model}"
+        if mode != "train":
+            _to_mode(data["spec"], mode)
         for path, value in changes.items():
             _set(data, path.split("__"), value)
         self.name = data["metadata"]["name"]
@@ -147,6 +149,23 @@ def _set(data: dict[str, Any], path: list[str], value: Any) -> None:
     for part in path[:-1]:
         data = data.setdefault(part, {})
     data[path[-1]] = value
+
+
+def _to_mode(spec: dict[str, Any], mode: str) -> None:
+    """Without what has no effect there."""
+    spec["mode"] = mode
+    for key in ("trainer", "rollout/maxStaleness", *_WITHOUT[mode]):
+        *parents, last = key.split("/")
+        here = spec
+        for parent in parents:
+            here = here[parent]
+        here.pop(last)
+
+
+_WITHOUT = {
+    "eval": ("data/train", "data/validation/everySteps", "rollout/groupSize"),
+    "rollout": ("data/validation",),
+}
 
 
 def _pids() -> list[int]:

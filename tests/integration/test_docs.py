@@ -45,19 +45,28 @@ def _rljob(words: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
 def home(tmp_path_factory: pytest.TempPathFactory, simulated_model: Path) -> Path:
     """A folder with `rljob.yaml`, a job whose parts are simulated, and the examples where README has them."""
     folder = tmp_path_factory.mktemp("home")
+    for mode in ("eval", "rollout"):
+        Job(folder, simulated_model, mode, metadata__name=mode).manifest.rename(folder / mode)
     Job(folder, simulated_model, spec__trainer__steps=3)
     (folder / "examples").symlink_to(ROOT / "examples")
     return folder
 
 
 def _fill(words: list[str], home: Path) -> list[str]:
-    """Put a real episode where the page says ID, and the simulated manifest where it names the quick start."""
+    """Put a real episode where the page says ID, and a simulated manifest where it names one of real parts."""
     if "ID" in words:
         listed = _rljob(["trajectories"], home).stdout
         episode = re.search(r"[tv]\d+-\d+\.\d+", listed)
         assert episode, listed
         words = [episode[0] if word == "ID" else word for word in words]
-    return ["rljob.yaml" if word == "examples/quickstart/rljob.yaml" else word for word in words]
+    return [_SIMULATED.get(word, word) for word in words]
+
+
+_SIMULATED = {
+    "examples/quickstart/rljob.yaml": "rljob.yaml",
+    "examples/eval/rljob.yaml": "eval",
+    "examples/rollout/rljob.yaml": "rollout",
+}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from rljob.api.effects import store_need_mib
+from rljob.api.effects import BYTES_PER_TOKEN, store_need_mib
 from rljob.api.load import load
 from rljob.api.placement import cluster_only_keys
 from rljob.api.rljob_types import RLJob
@@ -42,9 +42,13 @@ def _numbers(job: RLJob, manifest: Path) -> list[str]:
         if weights
         else "known once the model is prepared"
     )
-    return [
+    most = episodes * spec.model.max_context_length * BYTES_PER_TOKEN / 2**20
+    of_steps = [
         f"episodes per step      {episodes} ({spec.trainer.groups_per_step} groups of {spec.rollout.group_size})",
-        f"trajectory bytes       at most {episodes * spec.model.max_context_length * 5.1 / 2**20:.1f} MiB per step",
+        f"trajectory bytes       at most {most:.1f} MiB per step",
+    ]
+    return [
+        *(of_steps if spec.mode == "train" else []),
         f"weight bytes           {moved}",
         f"store                  needs about {store_need_mib(job)} MiB of {spec.store.redis.max_memory_mib} MiB",
         f"memory                 about {memory} MiB in all",

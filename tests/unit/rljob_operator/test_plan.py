@@ -21,6 +21,8 @@ GOLDEN = ROOT / "tests/golden/plans"
 CASES = {
     "quickstart": ("quickstart", []),
     "simulated": ("simulated", []),
+    "eval": ("eval", []),
+    "rollout": ("rollout", []),
     "two-rollouts-own-redis": (
         "quickstart",
         [
