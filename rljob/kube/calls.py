@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 from typing import Any
 
 import httpx
@@ -110,10 +111,11 @@ class Calls:
                     if response.status_code == 401:
                         self._token_read = float("-inf")
                     raise _refusal(response)
-                async for chunk in _heard(response.aiter_bytes(), path, silence_seconds):
-                    *lines, rest = (rest + chunk).split(b"\n")
-                    for line in lines:
-                        yield line
+                async with aclosing(_generator(response)) as chunks:
+                    while chunk := await _next(chunks, path, silence_seconds):
+                        *lines, rest = (rest + chunk).split(b"\n")
+                        for line in lines:
+                            yield line
             if rest:
                 yield rest
         except httpx.TransportError as error:
@@ -209,20 +211,21 @@ class Calls:
         return {"authorization": f"Bearer {self._token}"}
 
 
-async def _heard(
-    chunks: AsyncIterator[bytes], path: str, silence_seconds: float | None
-) -> AsyncGenerator[bytes, None]:
-    """The chunks, none of which may be waited for longer. Raises KubeError."""
-    while True:
-        try:
-            async with asyncio.timeout(silence_seconds):
-                chunk = await anext(chunks)
-        except StopAsyncIteration:
-            return
-        except TimeoutError:
-            words = f"GET {path}: nothing was heard for {silence_seconds:g} s"
-            raise KubeError(0, "Silence", words) from None
+async def _generator(response: httpx.Response) -> AsyncGenerator[bytes, None]:
+    async for chunk in response.aiter_raw():
         yield chunk
+
+
+async def _next(
+    chunks: AsyncGenerator[bytes, None], path: str, silence_seconds: float | None
+) -> bytes:
+    """The next chunk, which may not be waited for longer; empty at the end. Raises KubeError."""
+    try:
+        async with asyncio.timeout(silence_seconds):
+            return await anext(chunks, b"")
+    except TimeoutError:
+        words = f"GET {path}: nothing was heard for {silence_seconds:g} s"
+        raise KubeError(0, "Silence", words) from None
 
 
 def decode(body: bytes, path: str) -> Any:

@@ -141,7 +141,9 @@ class Fleet:
         for task in (*self._loops, *(served.loop for served in self.served.values())):
             task.cancel()
         for served in self.served.values():
-            await served.pool.detach()
+            # What lives in this process ends with it; pods stay.
+            is_pods = isinstance(served.runtime, PodRuntime)
+            await (served.pool.detach() if is_pods else served.pool.close())
             served.runtime.close()
         for task in self._closing:
             task.cancel()

@@ -76,10 +76,12 @@ class PodSandbox:
                 )
             self._changed.clear()
             waiting = asyncio.ensure_future(self._changed.wait())
-            await asyncio.wait(
-                {waiting, self.failed}, timeout=5.0, return_when=asyncio.FIRST_COMPLETED
-            )
-            waiting.cancel()
+            try:
+                await asyncio.wait(
+                    {waiting, self.failed}, timeout=5.0, return_when=asyncio.FIRST_COMPLETED
+                )
+            finally:
+                waiting.cancel()
         raise SandboxError(f"sandbox {self.name}: {self.failed.result()}")
 
     def trouble(self) -> Trouble | None:

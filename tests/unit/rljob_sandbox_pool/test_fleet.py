@@ -1,0 +1,405 @@
+"""A fleet of pools on an API server in memory; its kubelet runs each pod as a guest on a loopback address."""
+
+import asyncio
+import itertools
+import json
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from rljob import labels
+from rljob.broker_token import job_token
+from rljob.kube import calls
+from rljob.kube.resources import Object
+from rljob.testing.kube import FakeKube, status
+from rljob_sandbox_pool.aserver import HttpServer
+from rljob_sandbox_pool.cluster_config import PoolManagerConfig
+from rljob_sandbox_pool.fleet import Fleet
+from rljob_sandbox_pool.guest.app import Guest
+from rljob_sandbox_pool.guest.pod import VARIABLE
+from rljob_sandbox_pool.guest.wire import Request, Response
+from rljob_sandbox_pool.leases import ClaimRequest, Owner
+from rljob_sandbox_pool.pool import NoSandboxError, Pool
+from rljob_sandbox_pool.runtimes.simulated import SimulatedBackend
+
+BROKER_KEY = "the key of the broker"
+CONFIG = PoolManagerConfig(guest_image="guest:1", sandbox_image="box:1", starts_per_second=1000)
+
+
+class Kubelet:
+    """Runs every pod that is created, unless told otherwise."""
+
+    addresses = itertools.count(random.randrange(1 << 20))
+
+    def __init__(self, fake: FakeKube) -> None:
+        self.fake = fake
+        self.servers: dict[str, HttpServer] = {}
+        self.guests: dict[str, Guest] = {}
+        self.unschedulable = False
+        self.broken_images: set[str] = set()
+        self.most: dict[str, int] = {}
+        """Most pods at once, by pool."""
+        self._store, self._gone = fake._store, fake._gone
+        fake._store, fake._gone = self.store, self.gone
+
+    def store(self, place: tuple[str, str, str, str], obj: Object) -> Object:
+        is_new = place[1] == "pods" and place not in self.fake.objects
+        stored = self._store(place, obj)
+        if is_new:
+            pool = stored["metadata"]["labels"][labels.POOL]
+            num = sum(p["metadata"]["labels"][labels.POOL] == pool for p in self.fake.all("Pod"))
+            self.most[pool] = max(self.most.get(pool, 0), num)
+            asyncio.get_running_loop().call_soon(self.start, stored)
+        return stored
+
+    def gone(self, place: tuple[str, str, str, str]) -> None:
+        if server := self.servers.pop(place[3], None):
+            server.stop()
+        self._gone(place)
+
+    def start(self, pod: Object) -> None:
+        name = pod["metadata"]["name"]
+        if self.unschedulable:
+            words = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes: no cpu"}
+            self.say(pod, {"phase": "Pending", "conditions": [words]})
+            return
+        image = pod["spec"]["containers"][0]["image"]
+        pod = {**pod, "spec": {**pod["spec"], "nodeName": "n"}}
+        if image in self.broken_images:
+            waiting = {"reason": "ImagePullBackOff", "message": "Back-off: ErrImagePull: not found"}
+            self.say(pod, {"containerStatuses": [{"image": image, "state": {"waiting": waiting}}]})
+            return
+        number = next(self.addresses)
+        address = f"127.{1 + number // 62500 % 250}.{1 + number // 250 % 250}.{1 + number % 250}"
+        config = json.loads(pod["spec"]["containers"][0]["env"][0]["value"])
+        assert pod["spec"]["containers"][0]["env"][0]["name"] == VARIABLE
+        backend = SimulatedBackend(1000, lambda: self.fail(name))
+        guest = Guest(config["id"], bytes.fromhex(config["key"]), backend)
+        server = HttpServer(lambda request: handle(guest, request))
+        server.bind(address, labels.GUEST_PORT)
+        self.servers[name], self.guests[name] = server, guest
+        asyncio.get_running_loop().create_task(server.listen())
+        self.say(pod, {"phase": "Running", "podIP": address})
+
+    def say(self, pod: Object, state: Object) -> None:
+        if self.fake.get("Pod", pod["metadata"]["name"]):
+            self.fake.put({**pod, "status": state})
+
+    def fail(self, name: str) -> None:
+        if (pod := self.fake.get("Pod", name)) is None:
+            return
+        ended = {"name": "sandbox", "state": {"terminated": {"exitCode": 3}}}
+        self.servers.pop(name).stop()
+        self.say(pod, {"phase": "Failed", "containerStatuses": [ended]})
+
+    def close(self) -> None:
+        for server in self.servers.values():
+            server.stop()
+
+
+async def handle(guest: Guest, request: Request) -> Response:
+    reply: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+    guest.handle(request, lambda response: reply.done() or reply.set_result(response))
+    return await reply
+
+
+@pytest.fixture
+async def fake() -> FakeKube:
+    return FakeKube()
+
+
+@pytest.fixture
+async def kubelet(fake: FakeKube) -> AsyncIterator[Kubelet]:
+    kubelet = Kubelet(fake)
+    yield kubelet
+    kubelet.close()
+
+
+@asynccontextmanager
+async def leading(fake: FakeKube) -> AsyncIterator[Fleet]:
+    """A pool manager for as long as it leads; its sandboxes stay."""
+    client = fake.client()
+    fleet = Fleet(client, CONFIG, broker_key=BROKER_KEY, pool_key="pool key")
+    await fleet.start()
+    running = asyncio.create_task(fleet.run())
+    try:
+        yield fleet
+        assert not running.done(), running
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await fleet.detach()
+        await client.aclose()
+
+
+def sandbox_pool(name: str = "p", *, job: str = "", **spec: Any) -> Object:
+    metadata: Object = {"name": name, "namespace": "ns"}
+    if job:
+        metadata["labels"] = {labels.JOB: job}
+    return {"kind": "SandboxPool", "metadata": metadata, "spec": {"warm": 2, "max": 4, **spec}}
+
+
+def pool_of(fleet: Fleet, name: str = "p") -> Pool:
+    return fleet.served["ns", name].pool
+
+
+async def until(condition: Callable[[], bool], seconds: float = 15) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def claim(fleet: Fleet, claim_id: str, name: str = "p", **more: Any) -> dict[str, str]:
+    request = ClaimRequest(id=claim_id, wait_seconds=10.0, **more)
+    return json.loads(await pool_of(fleet, name).claim(request))
+
+
+async def test_an_object_gets_its_pods_and_its_status(fake: FakeKube, kubelet: Kubelet) -> None:
+    fake.put(sandbox_pool())
+    async with leading(fake) as fleet:
+        await until(lambda: pool_of(fleet).counts().ready == 2)
+        await until(lambda: (fake.get("SandboxPool", "p").get("status") or {}).get("ready") == 2)
+        written = fake.get("SandboxPool", "p")["status"]
+        assert [(c["type"], c["status"]) for c in written["conditions"]] == [
+            ("Ready", "True"),
+            ("Degraded", "False"),
+        ]
+        (owner,) = fake.all("Pod")[0]["metadata"]["ownerReferences"]
+        assert owner["uid"] == fake.get("SandboxPool", "p")["metadata"]["uid"]
+
+
+async def test_a_quiet_pool_writes_nothing(fake: FakeKube, kubelet: Kubelet) -> None:
+    fake.put(sandbox_pool())
+    async with leading(fake) as fleet:
+        await until(lambda: pool_of(fleet).counts().ready == 2)
+        await until(lambda: (fake.get("SandboxPool", "p").get("status") or {}).get("ready") == 2)
+        num = len(fake.writes)
+        await asyncio.sleep(3)
+        assert len(fake.writes) == num
+
+
+async def test_a_pod_above_the_maximum_never_exists(fake: FakeKube, kubelet: Kubelet) -> None:
+    fake.put(sandbox_pool(warm=3, max=3, recycle={"strategy": "replace"}))
+    async with leading(fake) as fleet:
+        for round_number in range(10):
+            names = [f"c{round_number}-{n}" for n in range(3)]
+            await asyncio.gather(*(claim(fleet, name) for name in names))
+            if round_number % 3 == 0:
+                fake.cut_watches()
+            await asyncio.gather(*(pool_of(fleet).release(name) for name in names))
+        assert kubelet.most["p"] == 3
+
+
+async def test_a_create_whose_answer_is_lost_makes_no_second_pod(
+    fake: FakeKube, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "FIRST_PAUSE_SECONDS", 0.01)
+    fake.lose_answer("POST", "pods")
+    fake.put(sandbox_pool(warm=3, max=3))
+    async with leading(fake) as fleet:
+        await until(lambda: pool_of(fleet).counts().ready == 3)
+        assert len(fake.all("Pod")) == kubelet.most["p"] == 3
+
+
+async def test_a_successor_keeps_claims_and_sandboxes(fake: FakeKube, kubelet: Kubelet) -> None:
+    fake.put(sandbox_pool(job="j"))
+    owner = Owner("worker-0", "boot-1")
+    async with leading(fake) as fleet:
+        first = await claim(fleet, "a", job="ns/j", owner=owner)
+        await until(lambda: pool_of(fleet).counts().ready == 2)
+    pods = {pod["metadata"]["name"] for pod in fake.all("Pod")}
+    async with leading(fake) as fleet:
+        await until(lambda: pool_of(fleet).counts().ready == 2)
+        assert pool_of(fleet).counts().claimed == 1
+        assert {pod["metadata"]["name"] for pod in fake.all("Pod")} == pods
+        assert await claim(fleet, "a", job="ns/j") == first
+        assert not await pool_of(fleet).release("a", job="ns/other")
+        assert await pool_of(fleet).release("a", job="ns/j")
+        await until(lambda: pool_of(fleet).counts().claimed == 0)
+
+
+async def test_a_restarted_owner_gives_back_what_it_held_before_the_broker_changed(
+    fake: FakeKube, kubelet: Kubelet
+) -> None:
+    fake.put(sandbox_pool(job="j", warm=1, max=1))
+    async with leading(fake) as fleet:
+        await claim(fleet, "a", job="ns/j", owner=Owner("w", "1"))
+    async with leading(fake) as fleet:
+        await claim(fleet, "b", job="ns/j", owner=Owner("w", "2"))
+        assert not await pool_of(fleet).release("a", job="ns/j")
+
+
+async def test_a_successor_deletes_what_fails_the_challenge(
+    fake: FakeKube, kubelet: Kubelet
+) -> None:
+    fake.put(sandbox_pool(warm=1, max=1))
+    async with leading(fake) as fleet:
+        await until(lambda: pool_of(fleet).counts().ready == 1)
+    (name,) = kubelet.guests
+    kubelet.guests[name]._key = b"somebody else"
+    async with leading(fake) as fleet:
+        await until(lambda: pool_of(fleet).counts().ready == 1)
+        assert name not in {pod["metadata"]["name"] for pod in fake.all("Pod")}
+
+
+async def test_a_claim_whose_time_is_over_ends_its_pod(fake: FakeKube, kubelet: Kubelet) -> None:
+    fake.put(sandbox_pool(warm=1, max=1))
+    async with leading(fake) as fleet:
+        first = await claim(fleet, "a", ttl_seconds=0.2)
+        second = await claim(fleet, "b")
+        assert second["sandbox_id"] != first["sandbox_id"]
+
+
+async def test_a_shared_sandbox_is_used_again_only_by_the_same_job(
+    fake: FakeKube, kubelet: Kubelet
+) -> None:
+    fake.put(sandbox_pool(warm=1, max=1))
+    async with leading(fake) as fleet:
+        first = await claim(fleet, "a", job="ns/j")
+        await pool_of(fleet).release("a", job="ns/j")
+        again = await claim(fleet, "b", job="ns/j")
+        await pool_of(fleet).release("b", job="ns/j")
+        other = await claim(fleet, "c", job="ns/k")
+        assert again["sandbox_id"] == first["sandbox_id"] != other["sandbox_id"]
+
+
+async def test_an_object_that_goes_takes_its_pods(fake: FakeKube, kubelet: Kubelet) -> None:
+    fake.put(sandbox_pool())
+    async with leading(fake) as fleet:
+        await claim(fleet, "a")
+        fake.remove("SandboxPool", "p")
+        await until(lambda: not fake.all("Pod") and not fleet.served)
+
+
+async def test_another_spec_is_followed(fake: FakeKube, kubelet: Kubelet) -> None:
+    made = fake.put(sandbox_pool())
+    async with leading(fake) as fleet:
+        await until(lambda: pool_of(fleet).counts().ready == 2)
+        before = {pod["metadata"]["name"] for pod in fake.all("Pod")}
+        fake.put({**made, "spec": {"warm": 4, "max": 4}})
+        await until(lambda: pool_of(fleet).counts().ready == 4)
+        assert before <= {pod["metadata"]["name"] for pod in fake.all("Pod")}
+        fake.put({**made, "spec": {"warm": 1, "max": 1}})
+        await until(lambda: len(fake.all("Pod")) == 1)
+        fake.put({**made, "spec": {"warm": 1, "max": 1, "limits": {"pids": 9}}})
+        await until(
+            lambda: (
+                before.isdisjoint(pod["metadata"]["name"] for pod in fake.all("Pod"))
+                and pool_of(fleet).counts().ready == 1
+            )
+        )
+
+
+async def test_pods_that_no_node_takes_are_held_and_said(fake: FakeKube, kubelet: Kubelet) -> None:
+    kubelet.unschedulable = True
+    fake.put(sandbox_pool(warm=2, max=4))
+    async with leading(fake) as fleet:
+        await until(lambda: degraded(fake) == ("True", "CapacityLimited", "0/1 nodes: no cpu"))
+        names = {pod["metadata"]["name"] for pod in fake.all("Pod")}
+        with pytest.raises(NoSandboxError):
+            await pool_of(fleet).claim(ClaimRequest(id="a", wait_seconds=0.5))
+        assert {pod["metadata"]["name"] for pod in fake.all("Pod")} == names
+        fake.put({**fake.get("SandboxPool", "p"), "spec": {"warm": 0, "max": 4}})
+        await until(lambda: not fake.all("Pod"))
+
+
+def degraded(fake: FakeKube, name: str = "p") -> tuple[str, str, str] | None:
+    found = (fake.get("SandboxPool", name).get("status") or {}).get("conditions") or []
+    condition = next((c for c in found if c["type"] == "Degraded"), None)
+    return condition and (condition["status"], condition["reason"], condition["message"])
+
+
+async def test_an_image_that_cannot_be_pulled_holds_only_itself(
+    fake: FakeKube, kubelet: Kubelet
+) -> None:
+    kubelet.broken_images = {"bad:1"}
+    fake.put(sandbox_pool(warm=4, max=8, images=[{"image": "bad:1"}, {"image": "good:1"}]))
+    async with leading(fake) as fleet:
+        await until(lambda: pool_of(fleet).counts().ready == 2)
+        words = ("True", "ImageUnavailable", "ErrImagePull: bad:1: not found")
+        await until(lambda: degraded(fake) == words)
+        answer = await claim(fleet, "a", image="good:1")
+        assert answer["sandbox_id"] in kubelet.guests
+
+
+async def test_images_are_kept_warm_by_weight(fake: FakeKube, kubelet: Kubelet) -> None:
+    images = [{"image": "a:1", "weight": 3}, {"image": "b:1"}]
+    fake.put(sandbox_pool(warm=4, max=8, images=images))
+    async with leading(fake) as fleet:
+        await until(lambda: pool_of(fleet).counts().ready == 4)
+        shown = sorted(pod["spec"]["containers"][0]["image"] for pod in fake.all("Pod"))
+        assert shown == ["a:1", "a:1", "a:1", "b:1"]
+
+
+async def test_a_quota_is_said_and_tried_again(fake: FakeKube, kubelet: Kubelet) -> None:
+    quota = status(403, "Forbidden", 'pods "x" is forbidden: exceeded quota: q')
+    fake.lasting.append(lambda r: quota if r.method == "POST" and "/pods" in r.url.path else None)
+    fake.put(sandbox_pool(warm=1, max=1))
+    async with leading(fake) as fleet:
+        await until(lambda: (degraded(fake) or ("",))[0] == "True")
+        assert "exceeded quota: q" in degraded(fake)[2]
+        fake.lasting.clear()
+        await until(lambda: pool_of(fleet).counts().ready == 1)
+
+
+async def test_a_spec_that_makes_no_sense_is_said_with_its_path(
+    fake: FakeKube, kubelet: Kubelet
+) -> None:
+    fake.put(sandbox_pool(warm="many"))
+    async with leading(fake) as fleet:
+        await until(lambda: degraded(fake) is not None)
+        assert degraded(fake)[1] == "InvalidSpec"
+        assert degraded(fake)[2].startswith("spec.warm: ")
+        assert not fleet.served
+
+
+async def test_simulated_pools_need_no_pods(fake: FakeKube, kubelet: Kubelet) -> None:
+    fake.put(sandbox_pool(runtime="simulated", warm=3))
+    async with leading(fake) as fleet:
+        await claim(fleet, "a")
+        assert fake.all("Pod") == []
+
+
+async def test_a_deleted_pod_is_made_up_for(fake: FakeKube, kubelet: Kubelet) -> None:
+    fake.put(sandbox_pool())
+    async with leading(fake) as fleet:
+        await until(lambda: pool_of(fleet).counts().ready == 2)
+        name = fake.all("Pod")[0]["metadata"]["name"]
+        fake.remove("Pod", name)
+        await until(lambda: len(fake.all("Pod")) == 2 and pool_of(fleet).counts().ready == 2)
+
+
+async def test_who_sees_which_pools(fake: FakeKube, kubelet: Kubelet) -> None:
+    fake.put(sandbox_pool("j-default", job="j", warm=0))
+    fake.put(sandbox_pool("default", warm=0))
+    fake.put(sandbox_pool("swe", warm=0))
+    fake.put(sandbox_pool("k-own", job="k", warm=0))
+    elsewhere = sandbox_pool("far", warm=0)
+    elsewhere["metadata"]["namespace"] = "other"
+    fake.put(elsewhere)
+    async with leading(fake) as fleet:
+        tenant = fleet.tenant(job_token(BROKER_KEY.encode(), "ns", "j"))
+        assert tenant.job == "ns/j"
+        assert set(tenant.pools) == {"default", "swe"}
+        assert tenant.pools["default"] is pool_of(fleet, "j-default")
+        assert fleet.tenant("ns/j:forged") is None
+        assert set(fleet.tenant(job_token(BROKER_KEY.encode(), "other", "j")).pools) == {"far"}
+
+
+async def test_an_api_server_that_is_away_for_a_while_costs_no_sandbox(
+    fake: FakeKube, kubelet: Kubelet
+) -> None:
+    fake.put(sandbox_pool())
+    async with leading(fake) as fleet:
+        await until(lambda: pool_of(fleet).counts().ready == 2)
+        fake.down = True
+        fake.cut_watches()
+        answer = await claim(fleet, "a")
+        assert await pool_of(fleet).release("a")
+        await asyncio.sleep(0.5)
+        fake.down = False
+        assert answer["sandbox_id"] in {pod["metadata"]["name"] for pod in fake.all("Pod")}
+        await until(lambda: len(fake.all("Pod")) <= 3)
