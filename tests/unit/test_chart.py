@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import yaml
 
+from rljob.labels import labels
 from rljob_operator import preflight
 from rljob_operator.observed import ClusterConfig
 from rljob_sandbox_pool import cluster_config
@@ -138,9 +139,9 @@ def test_what_looks_after_pods_selects_the_pods_of_its_name(name: str, kind: str
             if selects(_match_labels(one), body["metadata"]["labels"])
         ]
         assert chosen == [one["metadata"]["name"]]
-        for rule in one["spec"].get("ingress", []) + one["spec"].get("podMetricsEndpoints", []):
-            for port in rule.get("ports", [rule]):
-                assert port["port"] in _port_names(pods[chosen[0]])
+        rules = [port for rule in one["spec"].get("ingress", []) for port in rule.get("ports", [])]
+        for port in rules + one["spec"].get("podMetricsEndpoints", []):
+            assert port["port"] in _port_names(pods[chosen[0]])
 
 
 @ALL
@@ -441,15 +442,16 @@ def test_metrics_may_be_closed_to_all_but_one_namespace() -> None:
     assert selects(tests["podSelector"]["matchLabels"], labels)
 
 
-@pytest.mark.parametrize("component", ["rollout", "trainer"])
-def test_only_rollout_pods_may_claim(component: str) -> None:
-    from rljob.labels import labels
-
-    broker = rendered().one("NetworkPolicy", "rljob-sandbox-pool")["spec"]["ingress"][0]
-    wanted = broker["from"][0]["podSelector"]["matchLabels"]
-    assert broker["ports"] == [{"port": "broker"}]
-    assert broker["from"][0]["namespaceSelector"] == {}
+@pytest.mark.parametrize("component", ["rollout", "trainer", "store", "sandbox"])
+def test_only_rollout_pods_and_the_test_reach_the_pool_manager(component: str) -> None:
+    jobs, test, metrics = rendered().one("NetworkPolicy", "rljob-sandbox-pool")["spec"]["ingress"]
+    (peer,) = jobs["from"]
+    assert peer["namespaceSelector"] == {}, "jobs run in any namespace"
+    wanted = peer["podSelector"]["matchLabels"]
     assert selects(wanted, labels("j", "u", component)) == (component == "rollout")
+    assert test["ports"] == [{"port": "broker"}]
+    assert list(test["from"][0]) == ["podSelector"], "of the chart's own namespace"
+    assert metrics == {"ports": [{"port": "metrics"}]}
 
 
 # ── bad values ──
