@@ -345,3 +345,20 @@ async def test_a_request_admitted_just_before_the_gate_closed_is_met_before_the_
     )  # the fake asserts that nothing runs while it loads
     answer = await turn
     assert (answer.finish_reason, answer.version, answer.token_ids) == ("abort", V(1, 1), [])
+
+
+@pytest.mark.parametrize(("weight", "verdict"), [(1, "indistinguishable"), (5, "old")])
+async def test_without_a_trainer_the_weights_must_score_as_those_the_engine_began_with(
+    gate, weight, verdict
+):
+    bench, client = gate  # its engine holds weight 1
+    tensor = RawTensor("w", "F32", [1], struct.pack("<f", weight))
+    canary = Canary(prompt_ids=[1], token_ids=[2, 3])
+    bench.store.publish(V(2, 0), bench.source, canary, tensors=[tensor])
+    if verdict == "old":
+        with pytest.raises(EngineError, match="the engine restarts"):
+            await client.switch(V(2, 0), bench.store.path(V(2, 0)))
+        return
+    result = await client.switch(V(2, 0), bench.store.path(V(2, 0)))
+    assert result.verdict == verdict
+    assert (await client.status()).version == V(2, 0)

@@ -139,3 +139,22 @@ def test_no_process_of_the_run_is_left(fixture: str, request: pytest.FixtureRequ
         except OSError:
             continue
     assert left == []
+
+
+def test_an_eval_scores_the_model_that_the_engine_serves_without_a_trainer(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "rljob.cli.main",
+        "run",
+        str(ROOT / "examples/eval/rljob.yaml"),
+    ]
+    command += ["--set", "data.validation.maxRows=8", "--runs-dir", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=400)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    run = tmp_path / "quickstart-eval"
+    result = json.loads((run / "artifacts" / "result.json").read_text())
+    assert (result["n"], result["returned"], result["versions"]) == (32, 32, [0, 0])
+    assert result["pass_at"]["4"] >= result["pass_at"]["1"] == result["score"]
+    worker = (run / "logs" / "worker-0.log").read_text()
+    assert "event=switched version=1-0 verdict=indistinguishable" in worker
