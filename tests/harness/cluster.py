@@ -152,12 +152,16 @@ class Cluster:
         place = ["-n", namespace] if namespace else []
         self.kubectl("apply", "--validate=strict", *place, "-f", "-", stdin=text)
 
+    def kubectl_argv(self, *args: str) -> list[str]:
+        """Command line of a kubectl command that goes on for a while."""
+        return [self._kubectl, "--kubeconfig", str(self.kubeconfig), *args]
+
     def kubectl(
         self, *args: str, stdin: str | None = None, check: bool = True, timeout: float = 120
     ) -> str:
         """Output of a kubectl command; both streams where it fails."""
         run = subprocess.run(
-            [self._kubectl, "--kubeconfig", str(self.kubeconfig), *args],
+            self.kubectl_argv(*args),
             input=stdin, capture_output=True, text=True, timeout=timeout, check=False,
         )  # fmt: skip
         if check:
