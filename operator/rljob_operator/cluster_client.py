@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import httpx
+
 from rljob.kube.client import KubeClient
 from rljob.kube.config import KubeConfig
 from rljob.kube.errors import ForbiddenError
@@ -20,7 +22,11 @@ class MissingPermissionError(ForbiddenError):
     """The operator's role lacks a verb; the message names verb, resource and namespace."""
 
 
-def fenced_client(config: KubeConfig, leads: Callable[[], bool]) -> KubeClient:
+def fenced_client(
+    config: KubeConfig,
+    leads: Callable[[], bool],
+    transport: httpx.AsyncBaseTransport | None = None,
+) -> KubeClient:
     """A client that writes only while `leads()`: a process that lost its lease must not act, not even unknowingly."""
 
     def before_write() -> None:
@@ -31,7 +37,11 @@ def fenced_client(config: KubeConfig, leads: Callable[[], bool]) -> KubeClient:
         metrics.API_REQUESTS.inc(method=method, code=str(status))
 
     return KubeClient(
-        config, user_agent="rljob-operator", before_write=before_write, on_answer=on_answer
+        config,
+        user_agent="rljob-operator",
+        transport=transport,
+        before_write=before_write,
+        on_answer=on_answer,
     )
 
 

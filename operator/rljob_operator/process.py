@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, NamedTuple, Protocol
 
+import httpx
 import structlog
 
 from rljob.clock import Clock, SystemClock
@@ -82,6 +83,7 @@ class OperatorProcess:
         options: Of the command line.
         kube: The API server.
         job_watch: Makes what tells of RLJobs.
+        transport: For tests: what answers instead of the API server.
         clock: Time.
     """
 
@@ -90,15 +92,19 @@ class OperatorProcess:
         options: Options,
         kube: KubeConfig,
         job_watch: Callable[[Hear], JobWatch],
+        *,
+        transport: httpx.AsyncBaseTransport | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._options, self._kube, self._job_watch = options, kube, job_watch
         self._clock = clock or SystemClock()
         self._health = Health()
         self._stop = asyncio.Event()
-        self._client = fenced_client(kube, lambda: self._lease.leads)
+        self._client = fenced_client(kube, lambda: self._lease.leads, transport)
         # The lease has a connection of its own: no pile of calls may keep it from being renewed.
-        self._lease_client = KubeClient(kube, user_agent="rljob-operator-lease")
+        self._lease_client = KubeClient(
+            kube, user_agent="rljob-operator-lease", transport=transport
+        )
         self._lease = LeaderLease(
             self._lease_client, options.config.operator_namespace, LEASE_NAME, options.identity
         )
@@ -107,7 +113,7 @@ class OperatorProcess:
         """The exit code. Raises UserError for what whoever installed the operator must mend."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
+            loop.add_signal_handler(number, self.stop)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._client.aclose)
             stack.push_async_callback(self._lease_client.aclose)
@@ -121,6 +127,10 @@ class OperatorProcess:
                 return 0
             await self._lead(optional)
         return 0
+
+    def stop(self) -> None:
+        """End soon; what SIGTERM does."""
+        self._stop.set()
 
     async def _beat(self) -> None:
         while True:

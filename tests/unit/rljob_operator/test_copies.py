@@ -33,7 +33,7 @@ def jobs(woken):
     return Jobs(woken.append)
 
 
-async def until(true, seconds=5.0):
+async def until(true, seconds=60.0):
     async with asyncio.timeout(seconds):
         while not true():
             await asyncio.sleep(0.001)
