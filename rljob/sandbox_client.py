@@ -75,6 +75,7 @@ class SandboxClient:
         self._http = HttpClient(broker_url, headers, idle_seconds=IDLE_SECONDS)
         self._owner = {"owner": owner, "boot_id": boot_id} if owner else {}
         self._releasing: set[asyncio.Task[bool]] = set()
+        self._is_closed = False
 
     async def acquire(
         self,
@@ -174,6 +175,7 @@ class SandboxClient:
             for task in late:
                 task.cancel()
             await asyncio.gather(*releasing, return_exceptions=True)
+        self._is_closed = True
         await self._http.aclose()
 
     async def release_claim(self, claim_id: str, *, broken: bool = False) -> bool:
@@ -187,7 +189,7 @@ class SandboxClient:
             return True
         reason = answer.headers.get("reason") or f"answered {answer.status}"
         telemetry.get_logger().warning("claim_not_released", claim=claim_id, reason=reason)
-        if _is_away(answer):
+        if _is_away(answer) and not self._is_closed:
             self._keep(self._release_later(claim_id, broken=broken))
         return False
 

@@ -342,6 +342,7 @@ class Pool:
     async def close(self) -> None:
         """End every sandbox and wait until nothing of them is left."""
         await self._members.close()
+        self._publish()
 
     async def detach(self) -> None:
         """Let go of every sandbox as it is: the next pool manager adopts them."""

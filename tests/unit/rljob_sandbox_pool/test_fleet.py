@@ -15,6 +15,8 @@ from rljob.broker_token import job_token
 from rljob.kube import calls
 from rljob.kube.resources import Object
 from rljob.testing.kube import FakeKube, status
+from rljob_sandbox_pool import fleet as fleet_module
+from rljob_sandbox_pool import pool_conditions
 from rljob_sandbox_pool.aserver import HttpServer
 from rljob_sandbox_pool.cluster_config import PoolManagerConfig
 from rljob_sandbox_pool.fleet import Fleet
@@ -106,6 +108,13 @@ async def handle(guest: Guest, request: Request) -> Response:
     return await reply
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_module, "STATUS_SECONDS", 0.05)
+    monkeypatch.setattr(pool_conditions, "WRITE_SECONDS", 0.1)
+    monkeypatch.setattr(pool_conditions, "COUNTS_SECONDS", 0.2)
+
+
 @pytest.fixture
 async def fake() -> FakeKube:
     return FakeKube()
@@ -177,7 +186,7 @@ async def test_a_quiet_pool_writes_nothing(fake: FakeKube, kubelet: Kubelet) -> 
         await until(lambda: pool_of(fleet).counts().ready == 2)
         await until(lambda: (fake.get("SandboxPool", "p").get("status") or {}).get("ready") == 2)
         num = len(fake.writes)
-        await asyncio.sleep(3)
+        await asyncio.sleep(1)
         assert len(fake.writes) == num
 
 
