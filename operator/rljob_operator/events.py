@@ -123,11 +123,6 @@ class Warnings:
             sorted((e for e in events if _is_of(e, uids, names)), key=_time)[-MOST_WARNINGS:]
         )
 
-    def forget(self, namespaces: Collection[str]) -> None:
-        """Keep only these namespaces."""
-        for namespace in self._seen.keys() - set(namespaces):
-            del self._seen[namespace]
-
 
 def _is_of(event: Object, uids: Collection[str], names: Collection[ChildKey]) -> bool:
     involved = event.get("involvedObject") or {}

@@ -59,12 +59,10 @@ class Ledgers:
         entry = self._entries.get(uid)
         return entry.snapshot if entry else None
 
-    def unasked(self, uid: str, why: str = "") -> LedgerView:
-        """The last view, when the store cannot be asked now."""
+    def unasked(self, uid: str) -> LedgerView:
+        """The last view, when the store cannot be asked now; that is no error."""
         entry = self._entries.get(uid)
-        if entry is None:
-            return LedgerView(error=why)
-        return self._view(entry, why)
+        return LedgerView() if entry is None else self._view(entry, "")
 
     async def view(self, uid: str, address: Address) -> LedgerView:
         """The ledger now, or as it was seen last and why it was not seen now."""

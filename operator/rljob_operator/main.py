@@ -152,13 +152,13 @@ class KopfThread:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run until told to stop. Returns the exit code: 2 for what whoever installed it must mend."""
     given = _parse(arguments)
-    configure_logging("operator", level=given.log_level)
-    # It says that it installs no signal handlers in a thread; that is meant.
-    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
     try:
         config = load_config(given.config)
         key = load_key(given.keys, "broker_key")
         kube = kube_config.load()
+        configure_logging("operator", level=given.log_level)
+        # It says that it installs no signal handlers in a thread; that is meant.
+        logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
         options = Options(config, key, _identity(), given.host, given.port)
 
         def watch(hear: Hear) -> JobWatch:
