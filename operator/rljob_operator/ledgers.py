@@ -59,10 +59,10 @@ class Ledgers:
         entry = self._entries.get(uid)
         return entry.snapshot if entry else None
 
-    def unasked(self, uid: str) -> LedgerView:
-        """The last view, when the store cannot be asked now; that is no error."""
+    def unasked(self, uid: str, why: str = "") -> LedgerView:
+        """The last view, when the store cannot be asked now; `why`, where that is more than a store on its way."""
         entry = self._entries.get(uid)
-        return LedgerView() if entry is None else self._view(entry, "")
+        return LedgerView(error=why) if entry is None else self._view(entry, why)
 
     async def view(self, uid: str, address: Address) -> LedgerView:
         """The ledger now, or as it was seen last and why it was not seen now."""
