@@ -15,6 +15,7 @@ from typing import Any
 
 import structlog
 
+from rljob import telemetry
 from rljob.ledger.types import ValidationStatus
 from rljob_trainer.collector import Collector
 from rljob_trainer.metrics import append_line, mean, read_lines
@@ -101,6 +102,7 @@ async def _conclude(collector: Collector, scored: Scored, dead: int) -> dict[str
         append_line(metrics, {**head, "time": collector.clock.now(), **result, "asked": total})
     await collector.finish(result)
     collector.progress.facts.update(validation_score=result["score"])
+    telemetry.VALIDATION_SCORE.set(float(result["score"]))
     return result
 
 
