@@ -42,7 +42,7 @@ STORE_PORT: Final = 6379
 ARTIFACTS_PATH: Final = "/artifacts"
 JOB_FILE_PATH: Final = "/etc/rljob/job/job.json"
 SECRETS_PATH: Final = "/etc/rljob/secrets"
-WORK_PATH: Final = "/work"
+WORK_PATH: Final = "/scratch"
 """emptyDir of the pod; a component's own folder lies in it."""
 STORE_PATH: Final = "/store"
 VOLUMES_PATH: Final = "/volumes"

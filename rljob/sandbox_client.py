@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import errno
-import json
 import secrets
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -26,6 +24,7 @@ from rljob import telemetry
 from rljob.errors import DeadlineError, ManifestError, SandboxError
 from rljob.http1 import Answer, HttpClient, HttpError
 from rljob.sandbox import ClaimAnswer, ExecResult, PoolStatus
+from rljob.sandbox_wire import FILE_ERRORS, Pools, decode, encode, is_away, refusal_of
 
 GRACE_SECONDS = 15.0
 """What an answer may take beyond the time the command itself was given."""
@@ -43,17 +42,6 @@ MAX_OUTPUT_BYTES = 4_000_000
 """Upper bound of `max_output_bytes`."""
 
 _T = TypeVar("_T")
-
-
-class _Refusal(msgspec.Struct):
-    """Broker or guest → client: why not."""
-
-    error: str
-    message: str = ""
-
-
-class _Pools(msgspec.Struct):
-    pools: list[PoolStatus]
 
 
 class SandboxClient:
@@ -122,7 +110,7 @@ class SandboxClient:
         while (left := deadline - loop.time()) > 0:
             wait = min(left, BROKER_WAIT_SECONDS)
             try:
-                body = _encode({**request, "wait_seconds": round(wait, 3)})
+                body = encode({**request, "wait_seconds": round(wait, 3)})
                 answer = await self._call(
                     "POST", "/v1/claims", body, timeout=min(left, wait) + GRACE_SECONDS
                 )
@@ -130,7 +118,7 @@ class SandboxClient:
                 reason, pause = str(error) or "no answer in time", 0.2
             else:
                 if answer.status == 200:
-                    return _decode(answer, ClaimAnswer)
+                    return decode(answer, ClaimAnswer)
                 reason, pause = self._why_not(answer)
             await asyncio.sleep(min(pause, max(0.0, deadline - loop.time())))
         raise DeadlineError(
@@ -163,8 +151,8 @@ class SandboxClient:
         except (HttpError, TimeoutError) as error:
             raise SandboxError(f"broker: {str(error) or 'no answer in time'}") from None
         if answer.status != 200:
-            raise SandboxError(f"broker: {_refusal(answer).message or answer.status}")
-        return _decode(answer, _Pools).pools
+            raise SandboxError(f"broker: {refusal_of(answer).message or answer.status}")
+        return decode(answer, Pools).pools
 
     async def aclose(self) -> None:
         """Close the connections to the broker. Claims stay as they are; releases under way get a few seconds more."""
@@ -189,7 +177,7 @@ class SandboxClient:
             return True
         reason = answer.headers.get("reason") or f"answered {answer.status}"
         telemetry.get_logger().warning("claim_not_released", claim=claim_id, reason=reason)
-        if _is_away(answer) and not self._is_closed:
+        if is_away(answer) and not self._is_closed:
             self._keep(self._release_later(claim_id, broken=broken))
         return False
 
@@ -198,7 +186,7 @@ class SandboxClient:
         while asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(pause)
             answer = await self._release(claim_id, broken=broken)
-            if not _is_away(answer):
+            if not is_away(answer):
                 return answer.status in (200, 404)
             pause = min(5.0, pause * 2)
         return False
@@ -221,7 +209,7 @@ class SandboxClient:
 
     def _why_not(self, answer: Answer) -> tuple[str, float]:
         """Reason and pause of a refusal that time may cure; raises for the others."""
-        refusal = _refusal(answer)
+        refusal = refusal_of(answer)
         if answer.status in (429, 503):
             try:
                 pause = float(answer.headers.get("retry-after", "1"))
@@ -287,7 +275,7 @@ class ClaimedSandbox:
         answer = await self._call(
             "POST",
             "/exec",
-            _encode(request),
+            encode(request),
             timeout=timeout + GRACE_SECONDS,
             max_body_bytes=12 * max_output_bytes + 65_536,
         )
@@ -318,11 +306,11 @@ class ClaimedSandbox:
                 {"path": path, "bytes": len(data), "mode": mode} for path, data in files.items()
             ],
         }
-        await self._call("PUT", "/files", b"".join([_encode(head), b"\n", *files.values()]))
+        await self._call("PUT", "/files", b"".join([encode(head), b"\n", *files.values()]))
 
     async def reset(self) -> None:
         """Kill everything that runs, empty the writable folders, verify. The claim stays. Raises SandboxError."""
-        await self._call("POST", "/reset", _encode({"request_id": secrets.token_hex(8)}))
+        await self._call("POST", "/reset", encode({"request_id": secrets.token_hex(8)}))
 
     async def healthy(self) -> bool:
         """Whether the sandbox still answers for this claim."""
@@ -375,9 +363,9 @@ class ClaimedSandbox:
             self._lose(f"nonsense: {error}")
 
     def _raise(self, answer: Answer) -> NoReturn:
-        refusal = _refusal(answer)
-        if refusal.error in _FILE_ERRORS:
-            kind, number = _FILE_ERRORS[refusal.error]
+        refusal = refusal_of(answer)
+        if refusal.error in FILE_ERRORS:
+            kind, number = FILE_ERRORS[refusal.error]
             raise kind(number, refusal.message)
         if refusal.error in ("too_large", "bad_request"):
             raise ValueError(refusal.message)
@@ -386,37 +374,3 @@ class ClaimedSandbox:
     def _lose(self, reason: str) -> NoReturn:
         self.lost = True
         raise SandboxError(f"sandbox {self.id}: {reason}") from None
-
-
-_FILE_ERRORS: dict[str, tuple[type[OSError], int]] = {
-    "not_found": (FileNotFoundError, errno.ENOENT),
-    "is_directory": (IsADirectoryError, errno.EISDIR),
-    "not_directory": (NotADirectoryError, errno.ENOTDIR),
-    "permission": (PermissionError, errno.EACCES),
-    "no_space": (OSError, errno.ENOSPC),
-    "os_error": (OSError, errno.EIO),
-}
-
-
-def _is_away(answer: Answer) -> bool:
-    """Time may cure it."""
-    return answer.status in (0, 429) or answer.status >= 500
-
-
-def _encode(value: Any) -> bytes:
-    # ASCII escapes carry lone surrogates, which is how Python spells file names that are not UTF-8.
-    return json.dumps(value).encode()
-
-
-def _decode(answer: Answer, kind: type[_T]) -> _T:
-    try:
-        return msgspec.json.decode(answer.body, type=kind)
-    except msgspec.MsgspecError as error:
-        raise SandboxError(f"broker answered nonsense: {error}") from None
-
-
-def _refusal(answer: Answer) -> _Refusal:
-    try:
-        return msgspec.json.decode(answer.body, type=_Refusal)
-    except msgspec.MsgspecError:
-        return _Refusal(error=f"status_{answer.status}", message="an answer without a reason")

@@ -373,13 +373,12 @@ def configure_logging(component: str, *, level: str = "INFO", stream: TextIO | N
         name_component,
         structlog.processors.format_exc_info,
     ]
-    render = structlog.processors.LogfmtRenderer(
-        key_order=["time", "level", "component", "event"], bool_as_flag=False
-    )
-    out = stream or sys.stderr
+    order = ["time", "level", "component", "event"]
+    render = structlog.processors.LogfmtRenderer(key_order=order, bool_as_flag=False)
+    out, number = stream or sys.stderr, logging.getLevelNamesMapping()[level]
     structlog.configure(
         processors=[*shared, render],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level]),
+        wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.WriteLoggerFactory(out),
         cache_logger_on_first_use=True,
     )
@@ -390,11 +389,7 @@ def configure_logging(component: str, *, level: str = "INFO", stream: TextIO | N
             foreign_pre_chain=shared,
         )
     )
-    logging.basicConfig(
-        handlers=[handler],
-        level=max(logging.WARNING, logging.getLevelNamesMapping()[level]),
-        force=True,
-    )
+    logging.basicConfig(handlers=[handler], level=max(logging.WARNING, number), force=True)
     logging.captureWarnings(True)
 
 

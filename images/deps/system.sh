@@ -27,5 +27,5 @@ bundle=/etc/ssl/certs/ca-certificates.crt
   python3 -m compileall -q --invalidation-mode unchecked-hash /usr/lib/python3.11
 
 # Libraries ask who runs them (getpass.getuser): the number alone has no name.
-grep -q '^rljob:' /etc/passwd || echo 'rljob:x:10001:10001::/work/home:/usr/sbin/nologin' >>/etc/passwd
+grep -q '^rljob:' /etc/passwd || echo 'rljob:x:10001:10001::/scratch/home:/usr/sbin/nologin' >>/etc/passwd
 grep -q '^rljob:' /etc/group || echo 'rljob:x:10001:' >>/etc/group

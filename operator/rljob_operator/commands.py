@@ -96,14 +96,14 @@ def apply(
     assignments: Assignments = None,
     namespace: Namespace = None,
 ) -> None:
-    """Check a manifest and hand it to the cluster, as kubectl apply does."""
+    """Hand a checked manifest to the cluster."""
     from rljob_operator.show import cluster
 
     cluster.apply(manifest, assignments or [], namespace)
 
 
 def status(name: RunName = None, namespace: Namespace = None, runs_dir: RunsDir = RUNS) -> None:
-    """Show the runs, or one in detail; with -n the jobs of a cluster."""
+    """Show the runs, or one in detail; -n: of a cluster."""
     if namespace is not None:
         from rljob_operator.show import cluster
 
@@ -124,7 +124,7 @@ def logs(
     namespace: Namespace = None,
     runs_dir: RunsDir = RUNS,
 ) -> None:
-    """Print what components wrote; with -n those of a job in a cluster."""
+    """Print what components wrote; -n: in a cluster."""
     if namespace is not None:
         from rljob_operator.show import cluster
 

@@ -9,18 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rljob.api.engine_args import reserved
 from rljob.api.modes import COLLECTED_EPISODES, drop_without_effect, mode_rules
 from rljob.api.placement import sources
+from rljob.api.plugin_names import unknown_plugins
 from rljob.api.problem import Problem
-from rljob.api.rljob_types import RLJob, Sampling, Task
+from rljob.api.rljob_types import RLJob, Sampling
 from rljob.api.source import KeyPath
-from rljob.errors import ManifestError
-
-if TYPE_CHECKING:
-    from rljob.plugins import Group
 
 BYTES_PER_TOKEN = 5.1
 """A packed trajectory at most, see `rljob.codec`."""
@@ -39,7 +36,7 @@ def find_problems(job: RLJob, plugin_dir: Path | None = None) -> list[Problem]:
     """Every problem of a job whose types are right; with `plugin_dir` plugins must resolve too."""
     found = [problem for rule in _RULES for problem in rule(job)]
     if plugin_dir is not None and not found:
-        found.extend(_unknown_plugins(job, plugin_dir))
+        found.extend(unknown_plugins(job, plugin_dir))
     return found
 
 
@@ -373,28 +370,3 @@ _RULES: tuple[Rule, ...] = (
     _deadlines,
     _engine_args,
 )
-
-
-def _unknown_plugins(job: RLJob, plugin_dir: Path) -> Iterator[Problem]:
-    from rljob.plugins import resolve
-
-    for path, group, name in _plugin_names(job):
-        try:
-            resolve(group, name, str(plugin_dir))
-        except ManifestError as error:
-            yield Problem(path, error.problem, error.fix)
-
-
-def _plugin_names(job: RLJob) -> Iterator[tuple[KeyPath, Group, str]]:
-    for index, task in enumerate(job.spec.tasks):
-        for tail, group, name in _plugins_of(task):
-            yield ("spec", "tasks", index, *tail), group, name
-
-
-def _plugins_of(task: Task) -> Iterator[tuple[KeyPath, Group, str]]:
-    yield ("type",), "rljob.tasks", task.type
-    yield ("agent", "name"), "rljob.agents", task.agent.name
-    for number, tool in enumerate(task.agent.tools):
-        yield ("agent", "tools", number, "name"), "rljob.tools", tool.name
-    if task.reward.name:
-        yield ("reward", "name"), "rljob.rewards", task.reward.name

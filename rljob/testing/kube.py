@@ -23,6 +23,7 @@ from rljob.kube import resources
 from rljob.kube.client import KubeClient
 from rljob.kube.config import KubeConfig
 from rljob.kube.resources import Object, Resource
+from rljob.testing.json_patch import merged, overlay, without
 
 Fault = Callable[[httpx.Request], httpx.Response | BaseException | None]
 """Looks at a request: an answer or an exception instead of the real one, or None."""
@@ -232,7 +233,7 @@ class FakeKube(httpx.AsyncBaseTransport):
         if uid and (live is None or live["metadata"]["uid"] != uid):
             raise _Refused(409, "Conflict", "uid mismatch")
         before = self._applied.get((place, manager), {}) if live else {}
-        merged = _overlay(_without(live or {}, before, body), body)
+        merged = overlay(without(live or {}, before, body), body)
         self._applied[place, manager] = copy.deepcopy(body)
         return self._write(request, place, merged)
 
@@ -240,7 +241,7 @@ class FakeKube(httpx.AsyncBaseTransport):
         live, metadata = self._existing(place), body.get("metadata") or {}
         self._precondition(live, metadata.get("uid"), metadata.get("resourceVersion"))
         patch = {"status": body.get("status", {})} if sub == "status" else body
-        return self._write(request, place, _merged(live, patch))
+        return self._write(request, place, merged(live, patch))
 
     def _replace(self, request: httpx.Request, place: Place, body: Object) -> Object:
         live = self._existing(place)
@@ -379,34 +380,3 @@ def _selected(obj: Object, params: Mapping[str, str]) -> bool:
         if found != value:
             return False
     return True
-
-
-def _merged(target: Any, patch: Any) -> Any:
-    """RFC 7386."""
-    if not isinstance(patch, dict):
-        return patch
-    result: dict[str, Any] = dict(target) if isinstance(target, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            result.pop(key, None)
-        else:
-            result[key] = _merged(result.get(key), value)
-    return result
-
-
-def _overlay(live: Any, applied: Any) -> Any:
-    if isinstance(live, dict) and isinstance(applied, dict):
-        return {**live, **{key: _overlay(live.get(key), value) for key, value in applied.items()}}
-    return copy.deepcopy(applied)
-
-
-def _without(live: Any, before: Any, now: Any) -> Any:
-    """`live` without what the manager applied before and applies no more."""
-    if not (isinstance(live, dict) and isinstance(before, dict)):
-        return live
-    present = now if isinstance(now, dict) else {}
-    return {
-        key: _without(value, before.get(key), present.get(key))
-        for key, value in live.items()
-        if key in present or key not in before
-    }

@@ -35,9 +35,9 @@ def test_what_only_rljob_can_know_is_not_accepted_with_its_path(make_job: Make) 
 
 
 def test_an_image_that_is_not_there_is_a_condition_with_the_message(make_job: Make) -> None:
-    job = make_job("noimage", trainer__image="localhost/no-such-image:1").apply()
-    found = job.until_condition("TrainerReady", "False", "no-such-image")
-    assert found["reason"] in {"ErrImagePull", "ImagePullBackOff", "ImagePullFailed"}
+    job = make_job("noimage", rollout__worker__image="localhost/no-such-image:1").apply()
+    found = job.until_condition("RolloutsReady", "False", "no-such-image")
+    assert found["reason"] == "ErrImagePull"
 
 
 def test_gpus_that_nobody_has_are_a_condition_and_the_job_suspends_itself(make_job: Make) -> None:

@@ -39,8 +39,8 @@ def look(cluster: Cluster, namespace: str, images: None) -> Callable[..., str]:
             "securityContext": {
                 "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
             },
-            "env": [{"name": "HOME", "value": "/work/home"}],
-            "volumeMounts": [{"name": "work", "mountPath": "/work"}, {"name": "tmp", "mountPath": "/tmp"}],
+            "env": [{"name": "HOME", "value": "/scratch/home"}],
+            "volumeMounts": [{"name": "work", "mountPath": "/scratch"}, {"name": "tmp", "mountPath": "/tmp"}],
         }  # fmt: skip
         user = {
             "runAsNonRoot": True,

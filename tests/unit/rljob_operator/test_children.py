@@ -141,7 +141,7 @@ def test_worker_gateway_and_engine_meet_inside_their_pod_and_are_named_by_its_nu
         variables = env(workload, part)
         assert variables["RLJOB_ENGINE_URL"] == "http://127.0.0.1:8000"
         assert variables["RLJOB_COMPONENT"] == f"{part}-$(POD_INDEX)"
-        assert variables["RLJOB_WORK_DIR"] == f"/work/{part}"
+        assert variables["RLJOB_WORK_DIR"] == f"/scratch/{part}"
 
 
 def test_an_own_redis_is_named_by_its_secret_and_nothing_of_a_store_is_made() -> None:

@@ -22,7 +22,7 @@ BASE: dict[str, Any] = {
                 "name": "trainer",
                 "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}],
                 "ports": [{"name": "metrics", "containerPort": 9101}],
-                "volumeMounts": [{"name": "work", "mountPath": "/work"}],
+                "volumeMounts": [{"name": "work", "mountPath": "/scratch"}],
                 "readinessProbe": {
                     "httpGet": {"path": "/healthz", "port": 9101},
                     "periodSeconds": 5,
@@ -67,7 +67,7 @@ def test_ports_and_mounts_merge_by_what_identifies_them() -> None:
     made = merged_container(
         ports=[{"containerPort": 9101, "hostPort": 9101}],
         volumeMounts=[
-            {"mountPath": "/work", "readOnly": True},
+            {"mountPath": "/scratch", "readOnly": True},
             {"name": "shm", "mountPath": "/dev/shm"},
         ],
     )

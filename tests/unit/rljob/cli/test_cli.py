@@ -31,6 +31,7 @@ def test_help_lists_every_command_on_one_line_each() -> None:
     assert listed == {
         "validate",
         "run",
+        "apply",
         "plan",
         "doctor",
         "status",

@@ -1,0 +1,66 @@
+"""What broker and guest send to their client, decoded: answers of the right type, refusals with a reason."""
+
+from __future__ import annotations
+
+import errno
+import json
+from typing import Any, TypeVar
+
+import msgspec
+
+from rljob.errors import SandboxError
+from rljob.http1 import Answer
+from rljob.sandbox import PoolStatus
+
+_T = TypeVar("_T")
+
+
+class Refusal(msgspec.Struct):
+    """Broker or guest → client: why not."""
+
+    error: str
+    message: str = ""
+
+
+class Pools(msgspec.Struct):
+    """Broker → client: `GET /v1/pools`."""
+
+    pools: list[PoolStatus]
+
+
+FILE_ERRORS: dict[str, tuple[type[OSError], int]] = {
+    "not_found": (FileNotFoundError, errno.ENOENT),
+    "is_directory": (IsADirectoryError, errno.EISDIR),
+    "not_directory": (NotADirectoryError, errno.ENOTDIR),
+    "permission": (PermissionError, errno.EACCES),
+    "no_space": (OSError, errno.ENOSPC),
+    "os_error": (OSError, errno.EIO),
+}
+"""Refusals of the guest that are what the machine's own file calls would raise."""
+
+
+def is_away(answer: Answer) -> bool:
+    """Time may cure it."""
+    return answer.status in (0, 429) or answer.status >= 500
+
+
+def encode(value: Any) -> bytes:
+    """JSON of a request."""
+    # ASCII escapes carry lone surrogates, which is how Python spells file names that are not UTF-8.
+    return json.dumps(value).encode()
+
+
+def decode(answer: Answer, kind: type[_T]) -> _T:
+    """An answer of the broker. Raises SandboxError."""
+    try:
+        return msgspec.json.decode(answer.body, type=kind)
+    except msgspec.MsgspecError as error:
+        raise SandboxError(f"broker answered nonsense: {error}") from None
+
+
+def refusal_of(answer: Answer) -> Refusal:
+    """Why an answer is none."""
+    try:
+        return msgspec.json.decode(answer.body, type=Refusal)
+    except msgspec.MsgspecError:
+        return Refusal(error=f"status_{answer.status}", message="an answer without a reason")
