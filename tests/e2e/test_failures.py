@@ -153,7 +153,9 @@ def test_a_store_pod_that_is_deleted_comes_back_with_what_it_had(make_job: Make)
 def test_a_drained_node_is_left_and_the_job_goes_on_when_there_is_one_again(
     cluster: Cluster, make_job: Make
 ) -> None:
-    job = make_job("drain", turn_seconds=0.2, trainer__steps=10).apply()
+    job = make_job(
+        "drain", turn_seconds=0.2, trainer__steps=10, rollout__deadlines={"drainSeconds": 10}
+    ).apply()
     job.until("it trains", lambda: job.step >= 2)
     (node,) = {pod["spec"]["nodeName"] for pod in job.pods("rollout")}
     try:
