@@ -138,7 +138,9 @@ class PodSandbox:
                 self.failed.set_result(how)
         else:
             runtime.slow_start.succeeded()
-            self.seen(pod)
+            # The informer may have been quicker, and know the address already.
+            if self._pod is None:
+                self.seen(pod)
         runtime.on_room()
 
     async def _delete(self) -> None:

@@ -1,0 +1,39 @@
+"""One pod as a sandbox, where the API server's answers and its watch cross each other."""
+
+import asyncio
+from typing import Any
+
+from rljob.api.rljob_types import SandboxLimits, SandboxPoolSpec
+from rljob.kube.resources import Object
+from rljob.labels import GUEST_PORT
+from rljob_sandbox_pool.runtimes.base import SandboxSpec
+from rljob_sandbox_pool.runtimes.pod_template import Owner, PodConfig
+from rljob_sandbox_pool.runtimes.pods import PodRuntime
+from rljob_sandbox_pool.starts import StartBucket
+
+
+class SlowToAnswer:
+    """Creates a pod, lets the watch tell that it runs, and only then answers the create."""
+
+    runtime: PodRuntime
+
+    async def call(self, method: str, path: str, *, body: Object, **more: Any) -> Object:
+        made = {**body, "metadata": {**body["metadata"], "uid": "u"}}
+        self.runtime.on_pod(None, made)
+        self.runtime.on_pod(made, {**made, "status": {"phase": "Running", "podIP": "10.0.0.9"}})
+        await asyncio.sleep(0)
+        return made
+
+
+async def test_a_create_that_is_answered_late_takes_nothing_back_that_the_watch_has_told() -> None:
+    kube: Any = SlowToAnswer()
+    owner = Owner(namespace="ns", name="p", uid="pool")
+    config = PodConfig(guest_image="guest:1", sandbox_image="box:1")
+    runtime = PodRuntime(kube, owner, SandboxPoolSpec(), config, StartBucket())
+    kube.runtime = runtime
+    limits = SandboxLimits()
+    box = runtime.start(SandboxSpec(id="p-1", key=b"k" * 32, index=0, limits=limits, image="box:1"))
+    await asyncio.sleep(0.01)
+    async with asyncio.timeout(2):
+        assert await box.locate() == f"http://10.0.0.9:{GUEST_PORT}"
+    runtime.close()
