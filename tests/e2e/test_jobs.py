@@ -80,7 +80,7 @@ def test_a_suspended_job_gives_everything_back_and_goes_on_where_it_was(
 
 
 def test_more_rollout_pods_come_and_go_while_it_trains(cluster: Cluster, make_job: Make) -> None:
-    job = make_job("scale", turn_seconds=0.2, trainer__steps=16).apply()
+    job = make_job("scale", turn_seconds=1.0, trainer__steps=30).apply()
     job.until("it trains", lambda: job.step >= 1)
     cluster.kubectl("scale", "rlj/scale", "--replicas=2", "-n", job.namespace)
     job.until(
@@ -109,11 +109,17 @@ def test_a_finished_job_goes_when_its_time_is_over(make_job: Make) -> None:
 
 @pytest.mark.parametrize("mode", ["eval", "rollout"])
 def test_jobs_without_a_trainer_end_with_a_result(make_job: Make, mode: str) -> None:
-    changes = {
-        "eval": {"data__train": None},
+    changes: dict[str, dict[str, object]] = {
+        "eval": {
+            "data__train": None,
+            "data__validation__everySteps": None,
+            "rollout__groupSize": None,
+        },
         "rollout": {"rollout__groups": 4, "data__validation": None},
     }
-    job = make_job(f"only-{mode}", mode=mode, trainer=None, **changes[mode]).apply()
+    job = make_job(
+        f"only-{mode}", mode=mode, trainer=None, rollout__maxStaleness=None, **changes[mode]
+    ).apply()
     job.until_phase("Succeeded")
     assert (job.artifacts() / "result.json").exists()
 
