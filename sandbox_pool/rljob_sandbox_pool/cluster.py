@@ -51,13 +51,21 @@ class PoolManager:
 
     Args:
         kube: Whom to ask.
+        lease_kube: Whom to ask about the Lease, on connections of its own: no pile of calls may keep it from being
+            renewed.
         config: The configuration file.
         identity: Which pod this is.
     """
 
-    def __init__(self, kube: KubeClient, config: PoolManagerConfig, identity: Identity) -> None:
+    def __init__(
+        self,
+        kube: KubeClient,
+        lease_kube: KubeClient,
+        config: PoolManagerConfig,
+        identity: Identity,
+    ) -> None:
         name = identity.pod or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-        self._lease = LeaderLease(kube, config.operator_namespace, LEASE_NAME, name)
+        self._lease = LeaderLease(lease_kube, config.operator_namespace, LEASE_NAME, name)
         self.fleet = Fleet(
             kube,
             config,
@@ -151,8 +159,10 @@ async def serve(config: PoolManagerConfig) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    kube = KubeClient(kube_config.load(), user_agent="rljob-sandbox-pool")
-    manager = PoolManager(kube, config, Identity.from_env())
+    server = kube_config.load()
+    kube = KubeClient(server, user_agent="rljob-sandbox-pool")
+    lease_kube = KubeClient(server, user_agent="rljob-sandbox-pool-lease")
+    manager = PoolManager(kube, lease_kube, config, Identity.from_env())
     settings = Settings(
         component="sandbox-pool",
         job_file="",
@@ -166,6 +176,7 @@ async def serve(config: PoolManagerConfig) -> None:
             await manager.run(stop)
     finally:
         await kube.aclose()
+        await lease_kube.aclose()
         _log.info("ended")
 
 

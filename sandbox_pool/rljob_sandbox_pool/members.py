@@ -73,6 +73,8 @@ class Members:
         self._name, self._scope, self._title = name, scope, title
         self._on_change, self._on_held, self._on_end = on_change, on_held, on_end
         self._tasks: set[asyncio.Task[object]] = set()
+        self._failed_at = float("-inf")
+        """When a start last counted as one that failed."""
 
     # ── looked at ──
 
@@ -116,7 +118,7 @@ class Members:
         try:
             running = self._runtime.start(spec)
         except SandboxError as error:
-            self._failed(str(error))
+            self._failed(str(error), began=self._clock.monotonic())
             return
         self.num_started += 1
         self.spawn(self._verify(self._add(spec, running)))
@@ -164,7 +166,7 @@ class Members:
                 "sandbox_replaced", sandbox=member.id, state=member.state.value, reason=problem
             )
         if member.state is MemberState.STARTING and failed:
-            self._failed(problem)
+            self._failed(problem, began=member.since)
         self._leave(member)
 
     def spawn(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[object]:
@@ -259,7 +261,7 @@ class Members:
             return
         _log.warning("sandbox_died", sandbox=member.id, state=member.state.value, how=how)
         if member.state is MemberState.STARTING:
-            self._failed(how)
+            self._failed(how, began=member.since)
         self._leave(member)
 
     def _gone(self, member: Member, how: str) -> None:
@@ -270,10 +272,14 @@ class Members:
         if not self.is_closing:
             self.spawn(member.aclose())
 
-    def _failed(self, problem: str) -> None:
-        self.failures += 1
+    def _failed(self, problem: str, *, began: float) -> None:
         self.num_failed += 1
         self.last_problem = problem
+        # Starts that were under way together fail together: one failure in a row, not many.
+        if self.failures and began < self._failed_at:
+            return
+        self.failures += 1
+        self._failed_at = self._clock.monotonic()
         pause = sizing.backoff_seconds(self.failures)
         self.no_start_before = self._clock.monotonic() + pause
         _log.warning(

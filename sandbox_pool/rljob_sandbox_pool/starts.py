@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 
-LARGEST_BATCH = 256
+MAX_IN_FLIGHT = 24
+"""Creates of all pools that are not answered yet: fewer than the client has connections, so that none waits unsent
+while its deadline runs, and deletions find a connection too."""
+LARGEST_BATCH = MAX_IN_FLIGHT
 ASKED_SECONDS = 0.5
 """Who has asked within so long counts when the starts are shared out."""
 
@@ -49,9 +52,10 @@ class StartBucket:
         self._rate, self._burst = rate, burst
         self._tokens, self._filled = float(burst), -math.inf
         self._asked: dict[Hashable, float] = {}
+        self._in_flight = 0
 
     def take(self, who: Hashable, wanted: int, now: float) -> int:
-        """How many of `wanted` starts `who` may make now."""
+        """How many of `wanted` starts `who` makes now; each is `answered` later."""
         gained = self._rate * (now - self._filled) if self._filled > -math.inf else 0.0
         self._tokens, self._filled = min(self._burst, self._tokens + gained), now
         self._asked = {each: at for each, at in self._asked.items() if now - at < ASKED_SECONDS}
@@ -59,6 +63,12 @@ class StartBucket:
             return 0
         self._asked[who] = now
         share = max(1, math.ceil(self._tokens / len(self._asked)))
-        given = min(wanted, share, int(self._tokens))
+        room = max(0, MAX_IN_FLIGHT - self._in_flight)
+        given = min(wanted, share, int(self._tokens), room)
         self._tokens -= given
+        self._in_flight += given
         return given
+
+    def answered(self) -> None:
+        """One of those starts was answered, or given up."""
+        self._in_flight -= 1

@@ -57,7 +57,8 @@ class PodSandbox:
         self._is_doubtful = False
         self._killing = False
         if manifest is not None:
-            runtime.spawn(self._create(manifest))
+            creating = runtime.spawn(self._create(manifest))
+            creating.add_done_callback(lambda _: runtime.answered())
 
     async def locate(self) -> str:
         """See `base.RunningSandbox`. A pod that no node takes is waited for; the pool does not start more then."""
@@ -141,7 +142,6 @@ class PodSandbox:
             # The informer may have been quicker, and know the address already.
             if self._pod is None:
                 self.seen(pod)
-        runtime.on_room()
 
     async def _delete(self) -> None:
         """Until it is gone. The informer mostly says so first."""
@@ -273,11 +273,17 @@ class PodRuntime:
         """Pods that hold a place."""
         return self._boxes.keys()
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def answered(self) -> None:
+        """A create has come to its end, whatever that is."""
+        self._bucket.answered()
+        self.on_room()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run something until it is done or the runtime closed."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def close(self) -> None:
         """See `base.Runtime`."""

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from rljob.api.rljob_types import SandboxPoolSpec
 from rljob.errors import MachineError
+from rljob.kube.calls import MAX_CONNECTIONS
 from rljob_sandbox_pool import cluster_config
 from rljob_sandbox_pool.pool_conditions import is_due, refused, status
 from rljob_sandbox_pool.runtimes.base import Trouble
 from rljob_sandbox_pool.sizing import Counts
-from rljob_sandbox_pool.starts import LARGEST_BATCH, SlowStart, StartBucket
+from rljob_sandbox_pool.starts import LARGEST_BATCH, MAX_IN_FLIGHT, SlowStart, StartBucket
 
 NOW = 1_800_000_000.0
 
@@ -25,7 +26,7 @@ def test_one_create_then_two_then_four_and_one_again_after_a_refusal() -> None:
         slow.begin(room)
         for _ in range(room):
             slow.succeeded()
-    assert batches == [1, 2, 4, 8, 16, 32, 64, 128, 256, 256]
+    assert batches == [1, 2, 4, 8, 16, *[LARGEST_BATCH] * 5]
     assert slow.room == LARGEST_BATCH
     slow.begin(1)
     slow.failed()
@@ -44,18 +45,32 @@ def test_all_pools_together_never_start_faster_than_the_rate(
         taken = bucket.take(who, wanted, now)
         assert 0 <= taken <= wanted
         given += taken
+        for _ in range(taken):
+            bucket.answered()
     assert given <= 5 + 10.0 * now + 1e-6
 
 
 def test_a_large_pool_leaves_a_small_one_its_share() -> None:
     bucket, given, now = StartBucket(rate=50.0, burst=50), {"large": 0, "small": 0}, 0.0
+    answered = 0
     while now < 2.0:
         given["large"] += bucket.take("large", 1000, now)
         if given["small"] < 20:
             given["small"] += bucket.take("small", 20 - given["small"], now)
+        for _ in range(sum(given.values()) - answered):
+            bucket.answered()
+        answered = sum(given.values())
         now += 0.1
     assert given["small"] == 20
-    assert given["large"] >= 100
+    assert given["large"] >= 80
+
+
+def test_creates_that_are_not_answered_hold_up_the_next_ones() -> None:
+    bucket = StartBucket(rate=1000.0, burst=1000)
+    assert bucket.take("a", 1000, 0.0) == MAX_IN_FLIGHT < MAX_CONNECTIONS
+    assert bucket.take("b", 1000, 1.0) == 0
+    bucket.answered()
+    assert bucket.take("b", 1000, 2.0) == 1
 
 
 def written(counts: Counts, trouble: Trouble | None = None, **earlier: Any) -> dict[str, Any]:

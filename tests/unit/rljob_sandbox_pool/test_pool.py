@@ -130,6 +130,14 @@ async def test_starts_that_keep_failing_are_a_problem_with_its_reason() -> None:
         assert pool.status().failed_total < 10
 
 
+async def test_starts_that_fail_together_are_one_failure_in_a_row() -> None:
+    async with running(Runtime(faults=["dies"] * 4), warm=4, max=4) as pool:
+        await until(lambda: pool.status().failed_total == 4)
+        assert pool.problem() == ""
+        await until(lambda: pool.status().ready == 4)
+        assert pool.status().failed_total == 4
+
+
 async def test_a_sandbox_that_does_not_come_clean_is_never_claimed_again() -> None:
     async with running(Runtime(faults=["unclean"]), warm=1, max=1) as pool:
         first = await claim(pool, "a")
