@@ -260,7 +260,8 @@ class Members:
         if member.state is MemberState.ENDING:
             return
         _log.warning("sandbox_died", sandbox=member.id, state=member.state.value, how=how)
-        if member.state is MemberState.STARTING:
+        # One that was adopted is no start of ours: most such are on their way out.
+        if member.state is MemberState.STARTING and member.index >= 0:
             self._failed(how, began=member.since)
         self._leave(member)
 

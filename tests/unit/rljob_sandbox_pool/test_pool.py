@@ -138,6 +138,17 @@ async def test_starts_that_fail_together_are_one_failure_in_a_row() -> None:
         assert pool.status().failed_total == 4
 
 
+async def test_an_adopted_sandbox_that_dies_is_no_start_that_failed() -> None:
+    runtime = Runtime()
+    async with running(runtime, warm=0, max=2) as pool:
+        limits = pool.spec.limits
+        box = runtime.start(SandboxSpec(id="b", key=b"k" * 32, index=0, limits=limits))
+        pool.adopt("b", "", box)
+        box.kill()
+        await until(lambda: pool.counts().total == 0)
+        assert pool.status().failed_total == 0
+
+
 async def test_a_sandbox_that_does_not_come_clean_is_never_claimed_again() -> None:
     async with running(Runtime(faults=["unclean"]), warm=1, max=1) as pool:
         first = await claim(pool, "a")
