@@ -64,7 +64,7 @@ def namespace(cluster: Cluster) -> Iterator[str]:
     cluster.apply(
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": restricted}}
     )
-    wait_until("its ServiceAccount", lambda: cluster.get("ServiceAccount", "default", name), 30)
+    wait_until("its ServiceAccount", lambda: cluster.get("ServiceAccount", "default", name), 90)
     yield name
     for job in (
         cluster.list("RLJob", name)

@@ -94,22 +94,22 @@ class Cluster:
         content_type: str = "application/json",
         **query: str,
     ) -> httpx.Response:
-        """One request; the answer whatever its status. Connection failures are tried again for 30 s."""
+        """One request; the answer whatever its status. A server that is away or starts is asked again for a minute."""
         content = None if body is None else json.dumps(body).encode()
-        end = time.monotonic() + 30
+        headers, end = {"content-type": content_type}, time.monotonic() + 60
         while True:
+            late = time.monotonic() > end
             try:
-                return self._http.request(
-                    method,
-                    "/" + path,
-                    content=content,
-                    params=query,
-                    headers={"content-type": content_type},
+                answer = self._http.request(
+                    method, "/" + path, content=content, params=query, headers=headers
                 )
             except httpx.TransportError:
-                if time.monotonic() > end:
+                if late:
                     raise
-                time.sleep(0.5)
+            else:
+                if late or answer.status_code not in {429, 503}:
+                    return answer
+            time.sleep(0.5)
 
     def path(self, kind: str, namespace: str | None = None, name: str | None = None) -> str:
         """URL path of a collection or an object."""
