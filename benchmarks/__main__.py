@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import sys
+from contextlib import closing
 
-NAMES = ("codec", "stream")
+NAMES = ("codec", "stream", "cluster", "cluster_sandboxes")
 
 
 def main(names: list[str]) -> int:
@@ -17,8 +18,10 @@ def main(names: list[str]) -> int:
         )
         return 2
     for name in names or NAMES:
-        for figure in importlib.import_module(f"benchmarks.{name}").figures():
-            print(figure.line(), flush=True)
+        # Closed, so that what a benchmark has started ends also when printing is interrupted.
+        with closing(importlib.import_module(f"benchmarks.{name}").figures()) as figures:
+            for figure in figures:
+                print(figure.line(), flush=True)
     return 0
 
 

@@ -28,8 +28,9 @@ class Figure:
         return self.value / self.comparator_value
 
     def line(self) -> str:
-        """As JSON."""
-        fields = asdict(self) | {"ratio": round(self.ratio, 3)}
+        """As JSON; the ratio to nothing is null."""
+        fields = asdict(self)
+        fields["ratio"] = round(self.ratio, 3) if self.comparator_value else None
         fields["value"], fields["comparator_value"] = (
             round(self.value, 4),
             round(self.comparator_value, 4),
