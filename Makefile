@@ -66,6 +66,7 @@ PYTEST := $(BIN)/pytest
 test: install ## every check and every test, the fast ones first
 	@$(MAKE) --no-print-directory lint imports types
 	$(PYTEST) $(wildcard tests/unit tests/contract tests/integration tests/faults) $(ARGS)
+	@$(MAKE) --no-print-directory e2e
 
 lint: $(STAMP) ## style and format
 	$(BIN)/ruff check .
@@ -85,19 +86,8 @@ unit contract integration faults: install
 	$(PYTEST) tests/$@ $(ARGS)
 
 e2e: install ## the suite on a real cluster of this machine, or on that of RLJOB_E2E_KUBECONFIG
+	@if [ -z "$${RLJOB_E2E_KUBECONFIG:-}" ] && $(CLUSTER) possible; then $(CLUSTER) install --kwok; $(MAKE) --no-print-directory images; fi
 	$(PYTEST) tests/e2e $(ARGS)
-
-HELM := $(HOME)/.cache/rljob/bin/helm
-
-helm-tool: ## the pinned helm, into ~/.cache/rljob/bin
-	@$(or $(PYTHON),python3) tests/e2e/helm
-
-chart: $(STAMP) helm-tool ## lint, render and check the Helm chart
-	@for values in charts/rljob/ci/*.yaml; do \
-	  $(HELM) lint --strict --quiet charts/rljob -f $$values && \
-	  $(HELM) template rljob charts/rljob -n rljob-system -f $$values >/dev/null || { echo "with $$values" >&2; exit 1; }; \
-	done
-	$(PYTEST) tests/unit/test_chart.py $(ARGS)
 
 bench: install ## the benchmarks, one JSON line per figure (NAME=codec for one)
 	@$(BIN)/python -m benchmarks $(NAME)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import shutil
 import ssl
 import subprocess
 import sys
@@ -200,10 +198,4 @@ def script(*args: str, timeout: float = 2400) -> subprocess.CompletedProcess[str
 
 def why_no_cluster() -> str:
     """Why none can be had on this machine; empty: one can."""
-    if os.geteuid() != 0:
-        return "a cluster of one's own needs root"
-    if not (os.environ.get("GO") or shutil.which("go") or Path("/usr/local/go/bin/go").exists()):
-        return "Go is missing, from whose modules the cluster is built"
-    if not shutil.which("apt-get"):
-        return "apt-get is missing: containerd comes from Debian packages"
-    return ""
+    return script("possible").stderr.strip()
