@@ -22,4 +22,4 @@ for url in sys.argv[1:]:
         if time.monotonic() > DEADLINE:
             sys.exit(f"{url}: {problem}")
         time.sleep(1)
-    print(f"{url}: ready")
+    sys.stdout.write(f"{url}: ready\n")
