@@ -120,6 +120,7 @@ def kopf_pod(operator: Object) -> Object:
         "spec": {
             "nodeName": spec["nodeName"],
             "serviceAccountName": spec["serviceAccountName"],
+            "automountServiceAccountToken": True,
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": 1,
             "containers": [container],

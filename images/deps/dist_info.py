@@ -29,7 +29,9 @@ def entry_points(project: dict, folder: Path) -> str:
     for group, named in groups.items():
         # names of plugins are asked for where their package is not: by the operator, which refuses unknown ones
         everywhere = group.startswith("rljob.") and group != "rljob.commands"
-        here = {k: v for k, v in named.items() if everywhere or (folder / v.partition(".")[0]).is_dir()}
+        here = {
+            k: v for k, v in named.items() if everywhere or (folder / v.partition(".")[0]).is_dir()
+        }
         if here:
             lines += [f"[{group}]", *(f"{key} = {value}" for key, value in here.items()), ""]
     return "\n".join(lines)
