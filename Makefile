@@ -25,7 +25,7 @@ unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 PYTHON ?= $(shell for p in python3.11 python3 python /usr/bin/python3.11 $(HOME)/.pyenv/versions/3.11.*/bin/python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' >/dev/null 2>&1 && { command -v $$p; break; }; done)
 
-.PHONY: help run install sandbox-tools test lint format imports types unit contract integration faults e2e helm-tool chart bench cluster-up cluster-down images load-images lock image-locks crds clean
+.PHONY: help run install sandbox-tools test lint format imports types unit contract integration faults e2e helm-tool chart bench cluster-up cluster-install cluster-down images load-images lock image-locks crds clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 16
@@ -89,6 +89,18 @@ e2e: install ## the suite on a real cluster of this machine, or on that of RLJOB
 	@if [ -z "$${RLJOB_E2E_KUBECONFIG:-}" ] && $(CLUSTER) possible; then $(CLUSTER) install --kwok; $(MAKE) --no-print-directory images; fi
 	$(PYTEST) tests/e2e $(ARGS)
 
+HELM := $(HOME)/.cache/rljob/bin/helm
+
+helm-tool: ## the pinned helm, into ~/.cache/rljob/bin
+	@$(or $(PYTHON),python3) tests/e2e/helm
+
+chart: $(STAMP) helm-tool ## lint, render and check the Helm chart
+	@for values in charts/rljob/ci/*.yaml; do \
+	  $(HELM) lint --strict --quiet charts/rljob -f $$values && \
+	  $(HELM) template rljob charts/rljob -n rljob-system -f $$values >/dev/null || { echo "with $$values" >&2; exit 1; }; \
+	done
+	$(PYTEST) tests/unit/test_chart.py $(ARGS)
+
 bench: install ## the benchmarks, one JSON line per figure (NAME=codec for one)
 	@$(BIN)/python -m benchmarks $(NAME)
 
@@ -99,6 +111,11 @@ CLUSTER := $(PYTHON) tests/e2e/cluster/cluster
 cluster-up: ## a real single-node Kubernetes; prints its KUBECONFIG (first time: builds it from Go modules, 6 to 10 minutes)
 	@$(CLUSTER) install --kwok
 	@$(CLUSTER) up --kwok
+
+cluster-install: helm-tool ## the images and the chart into that cluster
+	@$(PYTHON) tests/e2e/images/build load
+	@$(HELM) upgrade --install rljob charts/rljob -n rljob-system --create-namespace --wait --timeout 120s \
+	  --kubeconfig "$$($(CLUSTER) kubeconfig)" -f tests/e2e/values.yaml $$($(PYTHON) tests/e2e/images/build helm)
 
 cluster-down: ## end it and leave nothing but the cache
 	@$(CLUSTER) down

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -65,16 +64,6 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 E2E_VALUES = ROOT / "tests" / "e2e" / "values.yaml"
-IMAGES = {
-    "operator": "operator",
-    "sandbox-pool": "sandboxPool",
-    "trainer": "trainer",
-    "rollout-worker": "rolloutWorker",
-    "services": "services",
-    "engine": "engine",
-    "sandbox": "sandbox",
-}
-"""Name of a built image → its key in the chart's values."""
 
 
 @cache
@@ -82,11 +71,9 @@ def image_options() -> tuple[str, ...]:
     """Options of helm for the images that the suite built: a changed image has another tag, and so other pods."""
     build = ROOT / "tests" / "e2e" / "images" / "build"
     run = subprocess.run(
-        [sys.executable, build, "tags"], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, build, "helm"], capture_output=True, text=True, timeout=60, check=True
     )
-    tags = {name: tag.rpartition(":")[2] for name, tag in json.loads(run.stdout).items()}
-    settings = [f'images.{key}.tag="{tags[name]}"' for name, key in IMAGES.items()]
-    return ("-f", str(E2E_VALUES), *(part for one in settings for part in ("--set-json", one)))
+    return ("-f", str(E2E_VALUES), *run.stdout.split())
 
 
 class Rendered:
