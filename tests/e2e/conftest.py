@@ -3,6 +3,8 @@
 cluster      a running cluster (`make cluster-up`'s, else one for this session; `RLJOB_E2E_KUBECONFIG`: that one)
 namespace    a fresh one that admits only restricted pods       helm       runs the pinned helm
 images       the project's images, loaded                       system     the chart installed in rljob-system
+
+A cluster of one's own must be able to pull the images; RLJOB_E2E_VALUES names the chart's values that say where they are.
 """
 
 import os
@@ -20,6 +22,7 @@ from tests.harness.cluster import ROOT, Cluster, script, wait_until, why_no_clus
 from tests.harness.cluster_job import ClusterJob, simulated
 
 CI = bool(os.environ.get("CI"))
+EXTERNAL = os.environ.get("RLJOB_E2E_KUBECONFIG")
 SYSTEM = "rljob-system"
 
 
@@ -33,9 +36,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    given = os.environ.get("RLJOB_E2E_KUBECONFIG")
-    if given:
-        reached = Cluster(Path(given), "kubectl")
+    if EXTERNAL:
+        reached = Cluster(Path(EXTERNAL), "kubectl")
         yield reached
         reached.close()
         return
@@ -78,6 +80,8 @@ def namespace(cluster: Cluster) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def images(cluster: Cluster) -> None:
     """Built from images/ and loaded, or already there."""
+    if EXTERNAL:
+        return
     build = ROOT / "tests" / "e2e" / "images" / "build"
     for command in ("build", "load"):
         run = subprocess.run(
@@ -119,9 +123,11 @@ def helm(cluster: Cluster) -> Callable[..., str]:
 @pytest.fixture(scope="session")
 def system(cluster: Cluster, images: None, helm: Callable[..., str]) -> str:
     """The chart, installed as README says; its namespace."""
+    values = os.environ.get("RLJOB_E2E_VALUES")
+    options = ["-f", values] if values else [] if EXTERNAL else image_options()
     helm(
         "upgrade", "--install", "rljob", str(CHART), "-n", SYSTEM, "--create-namespace",
-        *image_options(), "--wait", "--timeout", "120s",
+        *options, "--wait", "--timeout", "120s",
     )  # fmt: skip
     return SYSTEM
 
