@@ -4,7 +4,7 @@ cluster      a running cluster (`make cluster-up`'s, else one for this session; 
 namespace    a fresh one that admits only restricted pods       helm       runs the pinned helm
 images       the project's images, loaded                       system     the chart installed in rljob-system
 
-A cluster of one's own must be able to pull the images; RLJOB_E2E_VALUES names the chart's values that say where they are.
+A cluster of one's own must be able to pull the images: the chart's values of RLJOB_E2E_VALUES say where they are.
 """
 
 import os
@@ -124,7 +124,7 @@ def helm(cluster: Cluster) -> Callable[..., str]:
 def system(cluster: Cluster, images: None, helm: Callable[..., str]) -> str:
     """The chart, installed as README says; its namespace."""
     values = os.environ.get("RLJOB_E2E_VALUES")
-    options = ["-f", values] if values else [] if EXTERNAL else image_options()
+    options = ["-f", values] if values else [] if EXTERNAL else list(image_options())
     helm(
         "upgrade", "--install", "rljob", str(CHART), "-n", SYSTEM, "--create-namespace",
         *options, "--wait", "--timeout", "120s",
