@@ -33,7 +33,7 @@ from rljob_sandbox_pool.runtimes import pod_template
 from rljob_sandbox_pool.runtimes.pod_template import Owner
 from rljob_sandbox_pool.runtimes.pods import PodRuntime
 from rljob_sandbox_pool.runtimes.simulated import SimulatedRuntime
-from rljob_sandbox_pool.starts import StartBucket
+from rljob_sandbox_pool.starts import MAX_DELETIONS, StartBucket
 
 STATUS_SECONDS = 1.0
 """How often every status is looked at."""
@@ -89,6 +89,7 @@ class Fleet:
         self._broker_key, self._pool_key = broker_key.encode(), pool_key
         self._clock = clock or SystemClock()
         self._bucket = StartBucket(config.starts_per_second, max(1, int(config.starts_per_second)))
+        self._deletions = asyncio.Semaphore(MAX_DELETIONS)
         self._written: dict[Key, _Written] = {}
         self._refused: dict[Key, tuple[Object, str]] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -235,6 +236,7 @@ class Fleet:
             spec,
             self._config.pods(),
             self._bucket,
+            deletions=self._deletions,
             leads=self._leads,
             clock=self._clock,
         )

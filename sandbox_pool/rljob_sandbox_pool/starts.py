@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 
-MAX_IN_FLIGHT = 24
-"""Creates of all pools that are not answered yet: fewer than the client has connections, so that none waits unsent
-while its deadline runs, and deletions find a connection too."""
+MAX_IN_FLIGHT, MAX_DELETIONS = 24, 6
+"""Creates of all pools, and deletions, that are not answered yet: together fewer than the client has connections, so
+that none waits unsent while its deadline runs."""
 LARGEST_BATCH = MAX_IN_FLIGHT
 ASKED_SECONDS = 0.5
 """Who has asked within so long counts when the starts are shared out."""

@@ -28,7 +28,7 @@ from rljob_sandbox_pool.runtimes import pod_template
 from rljob_sandbox_pool.runtimes.base import SandboxSpec, Trouble
 from rljob_sandbox_pool.runtimes.pod_status import fate, is_scheduled, trouble
 from rljob_sandbox_pool.runtimes.pod_template import Owner, PodConfig
-from rljob_sandbox_pool.starts import SlowStart, StartBucket
+from rljob_sandbox_pool.starts import MAX_DELETIONS, SlowStart, StartBucket
 
 CREATE_SECONDS = 4.0
 """Deadline of a create, well below the Lease's: whoever takes over sees what its predecessor made."""
@@ -148,13 +148,16 @@ class PodSandbox:
         runtime, clock = self._runtime, self._runtime.clock
         while not self.ended.done():
             try:
-                was_there = await runtime.kube.delete(
-                    POD,
-                    self.name,
-                    runtime.owner.namespace,
-                    uid=uid_of(self._pod) if self._pod else "",
-                    grace_seconds=0,
-                )
+                async with runtime.deletions:
+                    if self.ended.done():
+                        return
+                    was_there = await runtime.kube.delete(
+                        POD,
+                        self.name,
+                        runtime.owner.namespace,
+                        uid=uid_of(self._pod) if self._pod else "",
+                        grace_seconds=0,
+                    )
             except KubeError as error:
                 _log.warning("pod_not_deleted", pod=self.name, reason=str(error))
                 was_there = True
@@ -175,6 +178,7 @@ class PodRuntime:
         spec: Its spec.
         config: What all pools have in common.
         bucket: What all pools share: starts per second.
+        deletions: What all pools share: deletions at a time.
         leads: Whether we may still start pods: a pool manager that lost its Lease must not.
         clock: Time.
     """
@@ -191,10 +195,12 @@ class PodRuntime:
         config: PodConfig,
         bucket: StartBucket,
         *,
+        deletions: asyncio.Semaphore | None = None,
         leads: Callable[[], bool] = lambda: True,
         clock: Clock | None = None,
     ) -> None:
         self.kube, self.owner = kube, owner
+        self.deletions = deletions or asyncio.Semaphore(MAX_DELETIONS)
         self.on_room: Callable[[], None] = lambda: None
         """Called when more may be started than before."""
         self._leads = leads

@@ -14,7 +14,13 @@ from rljob_sandbox_pool import cluster_config
 from rljob_sandbox_pool.pool_conditions import is_due, refused, status
 from rljob_sandbox_pool.runtimes.base import Trouble
 from rljob_sandbox_pool.sizing import Counts
-from rljob_sandbox_pool.starts import LARGEST_BATCH, MAX_IN_FLIGHT, SlowStart, StartBucket
+from rljob_sandbox_pool.starts import (
+    LARGEST_BATCH,
+    MAX_DELETIONS,
+    MAX_IN_FLIGHT,
+    SlowStart,
+    StartBucket,
+)
 
 NOW = 1_800_000_000.0
 
@@ -67,7 +73,8 @@ def test_a_large_pool_leaves_a_small_one_its_share() -> None:
 
 def test_creates_that_are_not_answered_hold_up_the_next_ones() -> None:
     bucket = StartBucket(rate=1000.0, burst=1000)
-    assert bucket.take("a", 1000, 0.0) == MAX_IN_FLIGHT < MAX_CONNECTIONS
+    assert bucket.take("a", 1000, 0.0) == MAX_IN_FLIGHT
+    assert MAX_IN_FLIGHT + MAX_DELETIONS < MAX_CONNECTIONS
     assert bucket.take("b", 1000, 1.0) == 0
     bucket.answered()
     assert bucket.take("b", 1000, 2.0) == 1

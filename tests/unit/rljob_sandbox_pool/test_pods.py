@@ -9,7 +9,21 @@ from rljob.labels import GUEST_PORT
 from rljob_sandbox_pool.runtimes.base import SandboxSpec
 from rljob_sandbox_pool.runtimes.pod_template import Owner, PodConfig
 from rljob_sandbox_pool.runtimes.pods import PodRuntime
-from rljob_sandbox_pool.starts import StartBucket
+from rljob_sandbox_pool.starts import MAX_DELETIONS, StartBucket
+
+
+class Busy:
+    """Takes a while over each deletion."""
+
+    at_once = most = deleted = 0
+
+    async def delete(self, *place: Any, **more: Any) -> bool:
+        self.at_once += 1
+        self.most = max(self.most, self.at_once)
+        await asyncio.sleep(0.001)
+        self.at_once -= 1
+        self.deleted += 1
+        return False
 
 
 class SlowToAnswer:
@@ -23,6 +37,21 @@ class SlowToAnswer:
         self.runtime.on_pod(made, {**made, "status": {"phase": "Running", "podIP": "10.0.0.9"}})
         await asyncio.sleep(0)
         return made
+
+
+async def test_many_pods_that_go_at_once_leave_connections_for_creates() -> None:
+    kube: Any = Busy()
+    owner = Owner(namespace="ns", name="p", uid="pool")
+    config = PodConfig(guest_image="guest:1", sandbox_image="box:1")
+    runtime = PodRuntime(kube, owner, SandboxPoolSpec(), config, StartBucket())
+    pods = [{"metadata": {"name": f"p-{n}", "namespace": "ns", "uid": str(n)}} for n in range(50)]
+    boxes = [runtime.adopt(pod)[2] for pod in pods]
+    for box in boxes:
+        box.kill()
+    async with asyncio.timeout(10):
+        await asyncio.gather(*(box.ended for box in boxes))
+    assert (kube.deleted, kube.most) == (50, MAX_DELETIONS)
+    runtime.close()
 
 
 async def test_a_create_that_is_answered_late_takes_nothing_back_that_the_watch_has_told() -> None:
