@@ -5,6 +5,7 @@ deletes ─► accounts, files, volumes, Services, policies ─► pools ─► 
      refused (403, 422)  ─► expectations: held for a while, and a warning `ApplyFailed`, as an Event would say it
      name is taken       ─► the same, `NameCollision`; what is somebody else's is never touched
      verb is missing     ─► the same, `PermissionDenied`
+     a webhook is down   ─► the same, `ApplyFailed`: it may stay so for long
      no answer           ─► KubeError, the pass is repeated
 """
 
@@ -38,6 +39,8 @@ SIDE_BY_SIDE = 8
 APPLY_FAILED = "ApplyFailed"
 NAME_COLLISION = "NameCollision"
 PERMISSION_DENIED = "PermissionDenied"
+WEBHOOK = "failed calling webhook"
+"""A 500 that says so: whoever must be asked, such as Kueue, is down, maybe for long. The job says whom it waits for."""
 _STAGES = {"SandboxPool": 2, "StatefulSet": 3, "Job": 3}
 _log = structlog.get_logger("rljob.operator")
 
@@ -68,6 +71,10 @@ class Applier:
                 await self._call(action, now)
             except (ForbiddenError, InvalidError) as error:
                 self._refused(action, await self._explained(action, error), now)
+            except KubeError as error:
+                if WEBHOOK not in str(error):
+                    raise
+                self._refused(action, error, now)
 
     async def _call(self, action: Action, now: float) -> None:
         if action.verb is Verb.DELETE:

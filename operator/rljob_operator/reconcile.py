@@ -126,9 +126,11 @@ class Reconciler:
         try:
             desired = self._desired(observed, decision, job, owner, state.password)
         except (ManifestError, CorruptError) as error:
-            key = ChildKey(RLJOB.kind, owner.name)
-            warning = warning_of(key, owner.namespace, APPLY_FAILED, str(error))
-            state.expectations.refused(key, "rendering", warning, now)
+            self._not_rendered(owner, state, str(error))
+            return
+        except Exception as error:  # noqa: BLE001 (a fault of ours must not keep a job from being deleted, or be silent)
+            _log.exception("not_rendered", job=owner.name, namespace=owner.namespace)
+            self._not_rendered(owner, state, f"cannot be rendered ({type(error).__name__})")
             return
         actions = plan(desired, observed, state.expectations, now)
         state.expectations.forget_refusals(_keys(desired) | observed.children.keys())
@@ -137,6 +139,11 @@ class Reconciler:
         finally:
             if any(action.key.kind == resources.SECRET.kind for action in actions):
                 state.secrets.clear()
+
+    def _not_rendered(self, owner: Owner, state: State, why: str) -> None:
+        key = ChildKey(RLJOB.kind, owner.name)
+        warning = warning_of(key, owner.namespace, APPLY_FAILED, why)
+        state.expectations.refused(key, "rendering", warning, self._clock.monotonic())
 
     def _desired(
         self, observed: Observed, decision: Decision, job: RLJob, owner: Owner, password: str

@@ -90,9 +90,13 @@ class Store:
                 socket_connect_timeout=5.0,
                 retry=Retry(NoBackoff(), 0),  # ours is the only retry loop
             )
-        except ValueError as error:
+            self._factory.make_connection()  # only this looks at the URL's query
+        except (ValueError, TypeError, exceptions.RedisError):
+            # its own words may hold what it took for a port: a part of the password
             raise ManifestError(
-                "spec.store.redis.url", str(error), "use redis://, rediss:// or unix://"
+                "spec.store.redis.url",
+                "is no URL of a Redis",
+                "write redis://, rediss:// or unix://, a port that is a number, and a password in %-encoding",
             ) from None
         self._idle: list[AbstractConnection] = []
         self._free = asyncio.Semaphore(MAX_CONNECTIONS)

@@ -16,6 +16,8 @@ from rljob_operator.render import pinned, storage, workloads
 from rljob_operator.render.children import rendered
 from rljob_operator.render.config import spec_hash
 from rljob_operator.render.context import Context
+from rljob_operator.render.places import variable
+from rljob_operator.render.pods import POD_INDEX
 from rljob_operator.render.quantities import resources
 
 LABEL_LENGTH = 63
@@ -76,6 +78,10 @@ def _sources(context: Context) -> None:
 
 def _engine_env(context: Context) -> None:
     engine = context.job.spec.rollout.engine
+    for name in engine.env:
+        if name == POD_INDEX or name.startswith(variable("")):
+            path = f"spec.rollout.engine.env.{name}"
+            raise ManifestError(path, "is set by rljob itself", "remove it")
     if engine.kind == "vllm" and "PYTHONPATH" in engine.env:
         raise ManifestError(
             "spec.rollout.engine.env.PYTHONPATH",

@@ -49,11 +49,12 @@ def merge(template: Mapping[str, Any], override: Mapping[str, Any], path: str) -
     Raises:
         ManifestError: the override touches what is reserved, or is no pod template.
     """
-    for key in override:
+    for key, value in override.items():
         if key not in {"metadata", "spec"}:
             raise ManifestError(
                 f"{path}.{key}", "is no part of a pod template", "metadata and spec are"
             )
+        _refuse_null(value, f"{path}.{key}")
     _refuse_metadata(_mapping(override.get("metadata"), f"{path}.metadata"), f"{path}.metadata")
     _refuse_spec(_mapping(override.get("spec"), f"{path}.spec"), f"{path}.spec")
     merged = _maps(template, override, path)
@@ -80,6 +81,7 @@ def _refuse_metadata(metadata: Mapping[str, Any], path: str) -> None:
             raise ManifestError(
                 f"{path}.{key}", "cannot be overridden", "labels and annotations can"
             )
+        _refuse_null(metadata[key], f"{path}.{key}")
     for kind in ("labels", "annotations"):
         for name, value in _mapping(metadata.get(kind), f"{path}.{kind}").items():
             where = f"{path}.{kind}.{name}"
@@ -98,8 +100,18 @@ def _refuse_spec(spec: Mapping[str, Any], path: str) -> None:
             where = f"{path}.{kind}[{index}]"
             if "restartPolicy" in container and kind == "containers":
                 raise ManifestError(f"{where}.restartPolicy", "belongs to a sidecar", "remove it")
+            _mapping(container.get("resources"), f"{where}.resources")
+            _items(container.get("ports"), f"{where}.ports")
             for number, item in enumerate(_items(container.get("env"), f"{where}.env")):
                 _refuse_variable(item, f"{where}.env[{number}]")
+    for index, volume in enumerate(_items(spec.get("volumes"), f"{path}.volumes")):
+        _mapping(volume.get("emptyDir"), f"{path}.volumes[{index}].emptyDir")
+
+
+def _refuse_null(value: object, path: str) -> None:
+    """Of a whole part, which holds what the operator finds its pods by."""
+    if value is None:
+        raise ManifestError(path, "cannot be removed", "leave it out, or name what is to go in it")
 
 
 def _refuse_variable(item: Mapping[str, Any], path: str) -> None:

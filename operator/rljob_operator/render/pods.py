@@ -116,7 +116,8 @@ def environment(
     if (threads := _threads(resources)) is not None:
         env.setdefault("OMP_NUM_THREADS", threads)
     for secret in ("token", "redis"):
-        if any(f"$({variable(secret)})" in value for value in env.values()):
+        # `$$(` is a person's text, which is not expanded
+        if any(f"$({variable(secret)})" in value.replace("$$", "") for value in env.values()):
             first.append(_from_secret(secret, context.name("secrets"), secret))
     if numbered:
         first.append(_from_field(POD_INDEX, f"metadata.labels['{POD_INDEX_LABEL}']"))

@@ -37,13 +37,17 @@ def parse(value: object, path: str) -> tuple[Decimal, str]:
     if match is None:
         raise ManifestError(path, f"{text!r} is no quantity", _FIX)
     number, exponent, binary, suffix = match.groups()
-    if exponent:
-        amount, form = Decimal(number + exponent), "exponent"
-    elif binary:
-        amount, form = Decimal(number) * 1024 ** _BINARY.index(binary), "binary"
-    else:
-        amount, form = Decimal(number).scaleb(3 * _DECIMAL.index(suffix or "") - 9), "decimal"
-    if abs(amount) > _LARGEST:
+    try:
+        if exponent:
+            amount, form = Decimal(number + exponent), "exponent"
+        elif binary:
+            amount, form = Decimal(number) * 1024 ** _BINARY.index(binary), "binary"
+        else:
+            amount, form = Decimal(number).scaleb(3 * _DECIMAL.index(suffix or "") - 9), "decimal"
+        large = abs(amount) > _LARGEST
+    except ArithmeticError:  # an exponent beyond what can be computed with
+        raise ManifestError(path, f"{text!r} is no quantity", _FIX) from None
+    if large:
         raise ManifestError(path, f"{text!r} is too large", _FIX)
     return amount.quantize(_MILLI, ROUND_CEILING), form
 

@@ -40,9 +40,9 @@ def secret_values(
 
 
 def decoded(secret: Object) -> dict[str, str]:
-    """Values of a Secret as the API server gives it."""
+    """Values of a Secret as the API server gives it; one of a person's may hold a keystore beside what is text."""
     data: Mapping[str, str] = secret.get("data") or {}
-    return {key: base64.b64decode(value).decode() for key, value in data.items()}
+    return {key: base64.b64decode(value).decode(errors="replace") for key, value in data.items()}
 
 
 def secret(context: Context, values: Mapping[str, str]) -> Object:

@@ -41,7 +41,7 @@ def settled(template: Mapping[str, Any], path: str) -> dict[str, Any]:
                 _container(item, f"{path}.spec.{kind}[{item['name']}]") for item in spec[kind]
             ]
     spec["volumes"] = [
-        _volume(item, f"{path}.spec.volumes[{item['name']}]") for item in spec["volumes"]
+        _volume(item, f"{path}.spec.volumes[{item['name']}]") for item in spec.get("volumes", [])
     ]
     return _without_empty({**template, "spec": spec})
 

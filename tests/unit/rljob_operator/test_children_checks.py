@@ -38,6 +38,8 @@ PATHS = {
     "spec.trainer.template.spec.containers[trainer].resources.limits.cpu": trainer(template=GREEDY),
     "spec.rollout.engine.template.kind": engine(template={"kind": "Pod"}),
     "spec.rollout.worker.template.metadata.name": worker(template={"metadata": {"name": "x"}}),
+    "spec.rollout.engine.env.POD_INDEX": engine(env={"POD_INDEX": "1"}),
+    "spec.trainer.resources.limits.memory": trainer(resources={"limits": {"memory": "1e999999999"}}),
     "spec.rollout.engine.env.PYTHONPATH": engine(env={"PYTHONPATH": "/x"}),
     "spec.store.artifacts": {"store": {"artifacts": "file:///tmp/x"}},
     "spec.data.train.source": {"data": {"train": {"source": "file://rows.jsonl"}}},
@@ -89,3 +91,7 @@ def test_a_job_too_large_for_one_object_is_refused() -> None:
         for n, prompt in enumerate(prompts)
     ]
     assert any("KiB" in line for line in check(make_job(tasks=tasks), config()))
+
+
+def test_a_template_without_volumes_is_rendered() -> None:
+    assert check(make_job(**trainer(template={"spec": {"volumes": None}})), config()) == []

@@ -145,7 +145,22 @@ FAULTS: dict[str, dict[str, Any]] = {
     },
     "t.spec.volumes": {"spec": {"volumes": "none"}},
     "t.spec.tolerations[0]": {"spec": {"tolerations": ["x"]}},
+    "t.spec.volumes[0].emptyDir": {"spec": {"volumes": [{"name": "x", "emptyDir": "x"}]}},
+    "t.spec.containers[0].resources": {
+        "spec": {"containers": [{"name": "x", "image": "x", "resources": [1]}]}
+    },
+    "t.spec.containers[0].ports": {
+        "spec": {"containers": [{"name": "x", "image": "x", "ports": "x"}]}
+    },
+    "t.metadata": {"metadata": None},
+    "t.metadata.labels": {"metadata": {"labels": None}},
+    "t.metadata.annotations": {"metadata": {"annotations": None}},
 }
+
+
+def test_a_template_may_not_take_the_whole_spec_away() -> None:
+    with pytest.raises(ManifestError, match=r"^t.spec: cannot be removed"):
+        merge(BASE, {"spec": None}, "t")
 
 
 @pytest.mark.parametrize(("path", "override"), FAULTS.items())

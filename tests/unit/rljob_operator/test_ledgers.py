@@ -78,6 +78,16 @@ async def test_a_url_that_is_none_is_an_error_of_the_view(ledgers):
     assert "spec.store.redis.url" in view.error
 
 
+@pytest.mark.parametrize(
+    "rest", ["host:1?unknown=1", "host:1?ssl_cert_reqs=x", ":s3cret/word@host"]
+)
+async def test_a_url_that_cannot_be_read_is_an_error_without_its_password(ledgers, rest):
+    address = Address(f"rediss://{rest}", "j")
+    for error in ((await ledgers.view("u", address)).error, await ledgers.destroy(address)):
+        assert error.startswith("spec.store.redis.url: is no URL of a Redis")
+        assert "s3cret" not in error
+
+
 async def test_forgetting_closes_the_connection(ledgers, ledger, valkey_url):
     await ledgers.view("u", Address(valkey_url, ledger.job))
     connected = ledgers._entries["u"].ledger

@@ -1,4 +1,5 @@
 import asyncio
+import base64
 import contextlib
 
 import httpx
@@ -289,6 +290,52 @@ async def test_a_manifest_that_is_refused_has_no_children_and_a_status():
     assert not bench.names()
     assert bench.job["status"] == {"phase": "Rejected"}
     assert "finalizers" not in bench.job["metadata"]
+
+
+async def test_a_webhook_that_is_down_is_named_and_the_status_is_written(bench):
+    def no_webhook(request):
+        text = 'Internal error occurred: failed calling webhook "mjob.kb.io": connection refused'
+        jobs = request.method == "POST" and request.url.path.endswith("/jobs")
+        return status(500, "InternalError", text) if jobs else None
+
+    bench.restart(deadline_seconds=0.3)
+    bench.fake.lasting.append(no_webhook)
+    await bench.go()
+    await bench.go()
+    assert bench.job["status"]["phase"] == "Running"
+    (warning,) = bench.seen[-1].warnings
+    assert "mjob.kb.io" in warning["message"]
+    bench.fake.lasting.clear()
+    await bench.clock.advance(70)
+    await bench.go()
+    assert bench.names() == ALL
+
+
+async def test_a_fault_in_rendering_is_named_and_holds_up_no_deletion(bench, monkeypatch):
+    await bench.go()
+
+    def broken(*_, **__):
+        raise KeyError("metadata")
+
+    monkeypatch.setattr(bench.reconciler, "_render", broken)
+    await bench.go()
+    await bench.go()
+    assert "cannot be rendered (KeyError)" in bench.seen[-1].warnings[0]["message"]
+    await bench.client.delete(RLJOB, "j", "ns")
+    bench.decide(shape=Shape(), remove_finalizer=True)
+    await bench.go()
+    assert bench.fake.get("RLJob", "j") is None
+
+
+async def test_the_secret_of_a_redis_url_may_hold_what_is_no_text():
+    bench = Bench(store={"redis": {"secretRef": {"name": "mine"}}})
+    values = {"url": b"http://nonsense", "store.p12": b"\xff\xfe"}
+    data = {key: base64.b64encode(value).decode() for key, value in values.items()}
+    bench.fake.put(
+        {"kind": "Secret", "metadata": {"name": "mine", "namespace": "ns"}, "data": data}
+    )
+    await bench.go()
+    assert "spec.store.redis.url" in bench.seen[-1].ledger.error
 
 
 async def test_a_replica_that_leads_no_more_writes_nothing(bench):
