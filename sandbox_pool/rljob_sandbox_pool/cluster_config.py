@@ -18,28 +18,24 @@ ACTIVE: Final = "rljob.dev/active"
 """Label of the pod that holds the Lease: the Service selects it."""
 
 RULES: Final[list[dict[str, Any]]] = [
-    {"apiGroups": [labels.GROUP], "resources": ["sandboxpools"], "verbs": ["get", "list", "watch"]},
-    {
-        "apiGroups": [labels.GROUP],
-        "resources": ["sandboxpools/status"],
-        "verbs": ["get", "patch", "update"],
-    },
+    {"apiGroups": [labels.GROUP], "resources": ["sandboxpools"], "verbs": ["list", "watch"]},
+    {"apiGroups": [labels.GROUP], "resources": ["sandboxpools/status"], "verbs": ["patch"]},
     {"apiGroups": [labels.GROUP], "resources": ["sandboxpools/finalizers"], "verbs": ["update"]},
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch", "create", "delete"]},
     {
-        "apiGroups": [""],
-        "resources": ["pods"],
-        "verbs": ["get", "list", "watch", "create", "patch", "delete"],
+        "apiGroups": ["networking.k8s.io"],
+        "resources": ["networkpolicies"],
+        "verbs": ["create", "patch"],
     },
-    {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]},
 ]
 """In every namespace that it serves. `sandboxpools/finalizers` is for owner references that block deletion."""
 OWN_RULES: Final[list[dict[str, Any]]] = [
     {
         "apiGroups": ["coordination.k8s.io"],
         "resources": ["leases"],
-        "verbs": ["get", "create", "update", "patch"],
+        "verbs": ["get", "create", "update"],
     },
-    {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "patch"]},
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["patch"]},
 ]
 """In its own namespace: the Lease, and the label on its own pod."""
 

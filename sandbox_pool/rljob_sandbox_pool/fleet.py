@@ -3,7 +3,7 @@
     SandboxPool objects ─► added: a Pool, which adopts the pods that are there; changed: its spec; gone: its pods go
     sandbox pods ────────► their pool's runtime; a pod of ours that nobody knows is adopted
     claims ──────────────► tenant: the job's own pools by their names in the job, then those its namespace shares
-    every second ────────► the status of each, written when it has changed
+    every second ────────► the status of each, written when it has changed; the policies that are missing
 
 Lives only in the active pool manager, from the moment it leads; informers start with a fresh list then.
 """
@@ -11,7 +11,7 @@ Lives only in the active pool manager, from the moment it leads; informers start
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,11 +25,12 @@ from rljob.kube.client import KubeClient
 from rljob.kube.errors import KubeError
 from rljob.kube.informer import Informer, Key, key_of
 from rljob.kube.resources import POD, SANDBOX_POOL, Object, namespace_of, uid_of
-from rljob_sandbox_pool import pool_conditions
+from rljob_sandbox_pool import isolation, pool_conditions
 from rljob_sandbox_pool.broker import Tenant
 from rljob_sandbox_pool.cluster_config import PoolManagerConfig
 from rljob_sandbox_pool.pool import Pool
 from rljob_sandbox_pool.runtimes import pod_template
+from rljob_sandbox_pool.runtimes.base import Trouble
 from rljob_sandbox_pool.runtimes.pod_template import Owner
 from rljob_sandbox_pool.runtimes.pods import PodRuntime
 from rljob_sandbox_pool.runtimes.simulated import SimulatedRuntime
@@ -37,6 +38,8 @@ from rljob_sandbox_pool.starts import MAX_DELETIONS, StartBucket
 
 STATUS_SECONDS = 1.0
 """How often every status is looked at."""
+SYNC_SECONDS = 300.0
+"""How long the first lists may take: whoever leads and cannot read anything gives others a try."""
 ADOPT_SECONDS = 15.0
 """How long claims wait for the guests of adopted sandboxes to be heard."""
 _log = structlog.get_logger("rljob.sandbox_pool")
@@ -50,8 +53,8 @@ class Served:
     pool: Pool
     runtime: PodRuntime | SimulatedRuntime
     loop: asyncio.Task[None]
-    problem: str = ""
-    """Why the newest spec is not what the pool has; empty: it is."""
+    exposed: Trouble | None = None
+    """Why nothing keeps its sandboxes from everybody."""
 
 
 @dataclass
@@ -92,6 +95,8 @@ class Fleet:
         self._deletions = asyncio.Semaphore(MAX_DELETIONS)
         self._written: dict[Key, _Written] = {}
         self._refused: dict[Key, tuple[Object, str]] = {}
+        self._isolated: set[str] = set()
+        """uids of pools whose sandboxes a NetworkPolicy keeps from everybody."""
         self._closing: set[asyncio.Task[None]] = set()
         self._loops: list[asyncio.Task[None]] = []
         where: list[str | None] = list(config.namespaces) or [None]
@@ -114,17 +119,34 @@ class Fleet:
     # ── its life ──
 
     async def start(self) -> None:
-        """List everything, adopt what is there, hear what it holds."""
+        """List everything, adopt what is there, hear what it holds. Raises what a loop failed of."""
+        self._loops.append(asyncio.create_task(self._isolate_loop()))
         # Pods first: a pool that is made later finds its own.
         for informers in (self._pods, self._objects):
             self._loops += [asyncio.create_task(informer.run()) for informer in informers]
-            for informer in informers:
-                await informer.synced.wait()
+            await self._synced(informers)
         deadline = self._clock.monotonic() + ADOPT_SECONDS
         while self._num_unheard() and self._clock.monotonic() < deadline:
             await self._clock.sleep(0.05)
         self._loops.append(asyncio.create_task(self._status_loop()))
         _log.info("serving", pools=len(self.served))
+
+    async def _synced(self, informers: Sequence[Informer]) -> None:
+        waiting = asyncio.gather(*(informer.synced.wait() for informer in informers))
+        try:
+            done, _ = await asyncio.wait(
+                {waiting, *self._loops},
+                timeout=SYNC_SECONDS,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            waiting.cancel()
+        for ended in done - {waiting}:
+            ended.result()
+        if not done:
+            problems = {each.error for each in informers if not each.synced.is_set()}
+            words = "; ".join(sorted(problems)) or "no answer"
+            raise TimeoutError(f"{informers[0].resource.plural} were not listed: {words}")
 
     async def run(self) -> None:
         """For ever. A loop that ends is an error and is raised."""
@@ -204,7 +226,7 @@ class Fleet:
 
     def _add(self, key: Key, obj: Object, spec: SandboxPoolSpec) -> None:
         owner = _owner(obj)
-        runtime = self._runtime(owner, spec)
+        runtime = self._runtime(owner, spec, alone=isolation.needs_policy(obj))
         pool = Pool(
             spec,
             runtime,
@@ -225,7 +247,9 @@ class Fleet:
             "pool_added", namespace=key.namespace, pool=key.name, warm=spec.warm, max=spec.max
         )
 
-    def _runtime(self, owner: Owner, spec: SandboxPoolSpec) -> PodRuntime | SimulatedRuntime:
+    def _runtime(
+        self, owner: Owner, spec: SandboxPoolSpec, *, alone: bool
+    ) -> PodRuntime | SimulatedRuntime:
         if spec.runtime == "simulated":
             runtime = SimulatedRuntime()
             runtime.host = self._host
@@ -237,14 +261,15 @@ class Fleet:
             self._config.pods(),
             self._bucket,
             deletions=self._deletions,
-            leads=self._leads,
+            leads=lambda: self._leads() and (not alone or owner.uid in self._isolated),
             clock=self._clock,
         )
 
     def _remove(self, key: Key) -> None:
+        self._written.pop(key, None)
         if (served := self.served.pop(key, None)) is None:
             return
-        self._written.pop(key, None)
+        self._isolated.discard(uid_of(served.obj))
         _log.info("pool_removed", namespace=key.namespace, pool=key.name)
         task = asyncio.get_running_loop().create_task(_close(served))
         self._closing.add(task)
@@ -264,6 +289,22 @@ class Fleet:
     def _pods_of(self, owner: str) -> Iterator[Object]:
         for informer in self._pods:
             yield from (pod for pod in informer.objects.values() if _owner_uid(pod) == owner)
+
+    # ── who may talk to them ──
+
+    async def _isolate_loop(self) -> None:
+        while True:
+            for served in list(self.served.values()):
+                if isinstance(served.runtime, PodRuntime) and isolation.needs_policy(served.obj):
+                    await self._isolate(served)
+            await self._clock.sleep(STATUS_SECONDS)
+
+    async def _isolate(self, served: Served) -> None:
+        owner = _owner(served.obj)
+        if owner.uid not in self._isolated:
+            served.exposed = await isolation.isolate(self._kube, owner)
+            if served.exposed is None:
+                self._isolated.add(owner.uid)
 
     # ── status ──
 
@@ -307,7 +348,7 @@ class Fleet:
         return pool_conditions.status(
             served.pool.spec,
             served.pool.counts(),
-            served.pool.trouble(),
+            served.exposed or served.pool.trouble(),
             generation=int(served.obj["metadata"].get("generation", 0)),
             earlier=written.status,
             now=now,

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
 import pytest
 
 from rljob import labels
@@ -132,14 +133,16 @@ async def leading(fake: FakeKube) -> AsyncIterator[Fleet]:
     """A pool manager for as long as it leads; its sandboxes stay."""
     client = fake.client()
     fleet = Fleet(client, CONFIG, broker_key=BROKER_KEY, pool_key="pool key")
-    await fleet.start()
-    running = asyncio.create_task(fleet.run())
     try:
-        yield fleet
-        assert not running.done(), running
+        await fleet.start()
+        running = asyncio.create_task(fleet.run())
+        try:
+            yield fleet
+            assert not running.done(), running
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
     finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
         await fleet.detach()
         await client.aclose()
 
@@ -412,3 +415,85 @@ async def test_an_api_server_that_is_away_for_a_while_costs_no_sandbox(
         fake.down = False
         assert answer["sandbox_id"] in {pod["metadata"]["name"] for pod in fake.all("Pod")}
         await until(lambda: len(fake.all("Pod")) <= 3)
+
+
+async def test_sandboxes_of_a_pool_that_no_job_owns_start_only_behind_a_policy(
+    fake: FakeKube, kubelet: Kubelet
+) -> None:
+    refused = [True]
+
+    def fault(request: httpx.Request) -> httpx.Response | None:
+        if refused[0] and "networkpolicies" in request.url.path:
+            return status(403, "Forbidden", "networkpolicies: no")
+        return None
+
+    fake.lasting.append(fault)
+    fake.put(sandbox_pool())
+    async with leading(fake) as fleet:
+
+        def degraded() -> Object:
+            written = fake.get("SandboxPool", "p").get("status") or {"conditions": [{}, {}]}
+            return written["conditions"][1]
+
+        await until(lambda: degraded().get("reason") == "NotIsolated")
+        assert "networkpolicies: no" in degraded()["message"]
+        assert not fake.all("Pod")
+        refused[0] = False
+        await until(lambda: pool_of(fleet).counts().ready == 2)
+        await until(lambda: degraded()["status"] == "False")
+    (policy,) = fake.all("NetworkPolicy")
+    selected = policy["spec"]["podSelector"]["matchLabels"].items()
+    assert all(selected <= pod["metadata"]["labels"].items() for pod in fake.all("Pod"))
+    assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    assert "egress" not in policy["spec"]
+    (owner,) = policy["metadata"]["ownerReferences"]
+    assert owner["uid"] == fake.get("SandboxPool", "p")["metadata"]["uid"]
+
+
+async def test_a_jobs_own_pool_is_left_to_the_policy_of_the_job(
+    fake: FakeKube, kubelet: Kubelet
+) -> None:
+    pool = sandbox_pool(job="j")
+    pool["metadata"]["ownerReferences"] = [{"kind": "RLJob", "name": "j", "uid": "u"}]
+    fake.put(pool)
+    async with leading(fake) as fleet:
+        await until(lambda: pool_of(fleet).counts().ready == 2)
+    assert not fake.all("NetworkPolicy")
+
+
+async def test_a_list_that_cannot_be_taken_over_ends_the_start(
+    fake: FakeKube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(Fleet, "_add", broken)
+    fake.put(sandbox_pool())
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        async with asyncio.timeout(5), leading(fake):
+            pass
+
+
+async def test_lists_that_are_refused_end_the_start_with_their_reason(
+    fake: FakeKube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_module, "SYNC_SECONDS", 0.5)
+    fake.lasting.append(lambda request: status(403, "Forbidden", "pods: no"))
+    with pytest.raises(TimeoutError, match="pods were not listed: pods: no"):
+        async with leading(fake):
+            pass
+
+
+async def test_an_object_that_is_refused_again_under_its_old_name_is_told_so_again(
+    fake: FakeKube, kubelet: Kubelet
+) -> None:
+    def reason() -> str:
+        written = fake.get("SandboxPool", "p").get("status") or {"conditions": [{}]}
+        return written["conditions"][0].get("reason", "")
+
+    async with leading(fake):
+        for _ in range(2):
+            fake.put(sandbox_pool(warm=-1))
+            await until(lambda: reason() == "InvalidSpec", 3)
+            fake.remove("SandboxPool", "p")
+            await asyncio.sleep(0.2)

@@ -2,26 +2,26 @@
 {{- define "rljob.sandboxPool.rules" -}}
 - apiGroups: [rljob.dev]
   resources: [sandboxpools]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 - apiGroups: [rljob.dev]
   resources: [sandboxpools/status]
-  verbs: [get, patch, update]
+  verbs: [patch]
 - apiGroups: [rljob.dev]
   resources: [sandboxpools/finalizers]
   verbs: [update]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch, create, patch, delete]
-- apiGroups: [""]
-  resources: [events]
+  verbs: [list, watch, create, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
   verbs: [create, patch]
 {{- end -}}
 
 {{- define "rljob.sandboxPool.ownRules" -}}
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
-  verbs: [get, create, update, patch]
+  verbs: [get, create, update]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, patch]
+  verbs: [patch]
 {{- end -}}
