@@ -155,8 +155,8 @@ class Broker:
             self._pending.pop(key, None)
 
     async def _release(self, claim_id: str, tenant: Tenant, *, broken: bool) -> Response:
-        if task := self._pending.get((tenant.job, claim_id)):
-            task.cancel()
+        # One that cannot be cancelled any more has just been granted, though nobody was told yet.
+        if (task := self._pending.get((tenant.job, claim_id))) and task.cancel():
             return answer({})
         for pool in tenant.pools.values():
             if await pool.release(claim_id, job=tenant.job, broken=broken):

@@ -42,13 +42,7 @@ class Snapshot:
         cls, folders: Sequence[str], shared: Sequence[str] = (), sealed: Sequence[str] = ()
     ) -> Snapshot:
         """Look. Of `shared` folders the file system is not theirs alone: what is in use there says nothing."""
-        kinds = (
-            resource.RLIMIT_NOFILE,
-            resource.RLIMIT_AS,
-            resource.RLIMIT_NPROC,
-            resource.RLIMIT_CPU,
-            resource.RLIMIT_FSIZE,
-        )
+        kinds = sorted({getattr(resource, name) for name in dir(resource) if name[:7] == "RLIMIT_"})
         return cls(
             mounts=_read("/proc/self/mountinfo"),
             folders={path: _folder_facts(path, shared=path in shared) for path in folders},

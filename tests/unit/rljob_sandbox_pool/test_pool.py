@@ -14,7 +14,9 @@ import pytest
 from rljob.api.rljob_types import SandboxPool
 from rljob.errors import SandboxError
 from rljob.sandbox_client import SandboxClient
+from rljob_sandbox_pool.broker import Broker, OneJob
 from rljob_sandbox_pool.guest.claims import State
+from rljob_sandbox_pool.guest.wire import Request, Response
 from rljob_sandbox_pool.leases import ClaimRequest, Owner
 from rljob_sandbox_pool.manager import Manager
 from rljob_sandbox_pool.pool import NoSandboxError, Pool
@@ -263,3 +265,27 @@ async def test_a_claimer_that_hangs_up_while_it_waits_leaves_the_queue(manager: 
     await until(lambda: pool.counts().waiting == 0)
     await client.aclose()
     assert first["sandbox_id"] != second["sandbox_id"]
+
+
+async def test_a_release_takes_back_what_was_granted_but_not_answered_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def asked(method: str, path: str, body: bytes = b"") -> Request:
+        return Request(method, path, {}, {"authorization": "Bearer t"}, body)
+
+    async with running(Runtime()) as pool:
+        await until(lambda: pool.counts().ready > 0)
+        broker, grant = Broker(OneJob({"p": pool}, "t")), pool.claim
+        releasing: list[asyncio.Task[Response]] = []
+
+        async def claim_then_release(request: ClaimRequest) -> bytes:
+            granted = await grant(request)
+            release = broker.handle(asked("DELETE", "/v1/claims/a"))
+            releasing.append(asyncio.get_running_loop().create_task(release))
+            return granted
+
+        monkeypatch.setattr(pool, "claim", claim_then_release)
+        body = json.dumps({"request_id": "a", "pool": "p"}).encode()
+        await broker.handle(asked("POST", "/v1/claims", body))
+        await asyncio.gather(*releasing)
+        assert pool.counts().claimed == 0
