@@ -22,6 +22,8 @@ from rljob_operator.policies.attempts import Attempts, End
 from rljob_operator.policies.restart import EXIT_FENCED, EXIT_USER_ERROR, Decision
 
 UNWRITTEN = "its status to be written"
+_LONGEST_PAUSE_SECONDS = 60.0
+"""No pause is so long: one that ends later was written by a clock that has been set back since."""
 _LOST = 1
 """Exit code of a pod that nobody saw end."""
 
@@ -145,7 +147,7 @@ def _next(
     number = attempts.ended + 1
     if before.ended < attempts.ended and kept is not None:
         return msgspec.structs.replace(stage, waits_for=UNWRITTEN)
-    if retry_at is not None and now < retry_at:
+    if retry_at is not None and 0 < retry_at - now <= _LONGEST_PAUSE_SECONDS:
         return msgspec.structs.replace(stage, waits_for="its pause")
     if may_start:
         return msgspec.structs.replace(stage, waits_for=may_start)

@@ -35,12 +35,21 @@ def verdict(case: Case, job: RLJob, stage: Stage) -> Decision | None:
     refused = stage.decision is not None and stage.decision.action is Action.FAIL
     if refused and stage.decision and stage.decision.reason == conditions.REASON_BAD_INPUT:
         return None  # its own words say more than the ledger's
-    if snapshot is not None and snapshot.phase and _no_longer_runs(case, stage):
+    # before the first attempt it can only be of an earlier job, whose keys were left in a Redis of one's own
+    begun = stage.attempts.attempt > 0
+    if snapshot is not None and snapshot.phase and begun and _no_longer_runs(case, stage):
         return _by_ledger(case, job, snapshot.phase, snapshot.message)
     if stage.complete and not _asked_since(case, stage) and _no_word_will_come(case, job, stage):
         text = f"{_done(job)}; the ledger could not be asked, the exit code was 0"
         return case.end(conditions.PHASE_SUCCEEDED, conditions.REASON_STEPS_DONE, text)
     return None
+
+
+def has_succeeded(case: Case) -> bool:
+    """The trainer or collector has done its work, although the operator, which may have been away, did not say so."""
+    snapshot = case.ledger.snapshot
+    begun = case.draft.attempts("trainer").attempt > 0
+    return begun and snapshot is not None and snapshot.phase == conditions.PHASE_SUCCEEDED
 
 
 def unfinished(case: Case, job: RLJob, stage: Stage, step: int) -> Stage:

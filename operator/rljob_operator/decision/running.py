@@ -36,7 +36,7 @@ def running(case: Case, job: RLJob) -> Decision:
     store = roles.store(job, case.seen, case.ledger, since)
     case.state(store)
     limit = job.spec.lifecycle.active_deadline_seconds
-    if deadlines.passed(since, limit, case.now):
+    if deadlines.passed(since, limit, case.now) and not ending.has_succeeded(case):
         text = f"it ran for longer than spec.lifecycle.activeDeadlineSeconds ({limit} s)"
         return case.fail(conditions.REASON_ACTIVE_DEADLINE, text)
     if draft.holds(conditions.PREPARED):

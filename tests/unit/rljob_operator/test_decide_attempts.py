@@ -360,3 +360,13 @@ def test_a_finished_job_is_deleted_when_its_time_is_over(
     cluster.now += 100
     assert cluster.step().delete_job
     assert cluster.reasons()[-1] == "Expired"
+
+
+def test_the_end_of_an_earlier_job_in_a_redis_of_ones_own_is_not_this_ones() -> None:
+    cluster = FakeCluster(store={"redis": {"url": "redis://h/0"}})
+    cluster.ledger = LedgerView(snapshot=snapshot(16, phase="Succeeded"))
+    cluster.run(3)
+    cluster.end_job("prepare")
+    cluster.run(3)
+    assert cluster.phase == "Running"
+    assert cluster.of("trainer"), "its own trainer has the word"

@@ -37,6 +37,23 @@ def test_a_job_that_ran_for_too_long_fails() -> None:
     assert not cluster.pods
 
 
+def test_a_job_that_ended_well_while_the_operator_was_away_has_not_run_for_too_long() -> None:
+    cluster = running(lifecycle={"activeDeadlineSeconds": 1000})
+    cluster.finish()
+    cluster.now += 2000
+    cluster.step()
+    assert cluster.phase == "Succeeded"
+
+
+def test_a_clock_that_is_set_back_holds_up_no_attempt() -> None:
+    cluster = running()
+    cluster.end_job("trainer", 1, "boom")
+    cluster.step()
+    cluster.now -= 86_400
+    cluster.run(5)
+    assert cluster.status["trainer"]["attempt"] == 2
+
+
 def test_the_active_deadline_counts_from_the_last_resume() -> None:
     cluster = running(lifecycle={"activeDeadlineSeconds": 1000})
     cluster.now += 900
