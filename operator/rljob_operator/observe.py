@@ -9,7 +9,6 @@ refused writes ─────────────────────�
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,8 +43,6 @@ class State:
     )
     """Name → (when it was read, what it was)."""
     status_written: float = float("-inf")
-    password: str = field(default_factory=lambda: secrets.token_hex(24))
-    """For the job's own Valkey, should it have none yet."""
     status_unkept: dict[str, Any] = field(default_factory=dict[str, Any])
     """What the API server did not keep of the status written last: writing it again would change nothing."""
 

@@ -41,7 +41,7 @@ from rljob_operator.observed import (
 from rljob_operator.parse import parse
 from rljob_operator.plan import plan
 from rljob_operator.render.context import Context
-from rljob_operator.render.secrets import decoded, secret_values
+from rljob_operator.render.secrets import decoded, secret_values, store_password
 from rljob_operator.status_patch import STATUS_SECONDS, is_urgent, merge_patch, without_nulls
 from rljob_operator.wake import GONE
 
@@ -124,7 +124,7 @@ class Reconciler:
             await self._set_finalizer(resource, present=True)
         now = self._clock.monotonic()
         try:
-            desired = self._desired(observed, decision, job, owner, state.password)
+            desired = self._desired(observed, decision, job, owner)
         except (ManifestError, CorruptError) as error:
             self._not_rendered(owner, state, str(error))
             return
@@ -146,7 +146,7 @@ class Reconciler:
         state.expectations.refused(key, "rendering", warning, self._clock.monotonic())
 
     def _desired(
-        self, observed: Observed, decision: Decision, job: RLJob, owner: Owner, password: str
+        self, observed: Observed, decision: Decision, job: RLJob, owner: Owner
     ) -> list[Object]:
         children, name = observed.children, owner.name
         secret = children.get(ChildKey("Secret", f"{name}-secrets"))
@@ -154,7 +154,7 @@ class Reconciler:
             Context(job, owner, self._config),
             decoded(secret) if secret else None,
             token=job_token(self._broker_key, owner.namespace, name),
-            password=password,
+            password=store_password(self._broker_key, owner),
         )
         pinned = children.get(ChildKey("ConfigMap", f"{name}-pinned"))
         return self._render(

@@ -10,13 +10,21 @@
 from __future__ import annotations
 
 import base64
+import hmac
 from collections.abc import Mapping
+from hashlib import sha256
 
-from rljob_operator.observed import Object
+from rljob_operator.observed import Object, Owner
 from rljob_operator.render.component import fill
 from rljob_operator.render.context import JOB_WIDE, Context
 from rljob_operator.render.places import filled
 from rljob_operator.render.store import store
+
+
+def store_password(key: bytes, owner: Owner) -> str:
+    """Of a job's own Valkey. Always the same: a Secret that somebody removed comes back as the running pods know it."""
+    job = f"rljob store\0{owner.namespace}\0{owner.name}\0{owner.uid}"
+    return hmac.new(key, job.encode(), sha256).hexdigest()[:48]
 
 
 def secret_values(
@@ -28,7 +36,7 @@ def secret_values(
         context: The job.
         existing: What it holds already; whatever is there stays.
         token: `broker_token.job_token` of the job.
-        password: A new random one, for the case that there is none.
+        password: `store_password` of the job, for the case that there is none.
     """
     kept = dict(existing or {})
     values = {"token": kept.get("token") or token}

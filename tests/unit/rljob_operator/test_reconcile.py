@@ -327,6 +327,20 @@ async def test_a_fault_in_rendering_is_named_and_holds_up_no_deletion(bench, mon
     assert bench.fake.get("RLJob", "j") is None
 
 
+async def test_a_secret_that_was_removed_comes_back_as_it_was(bench, monkeypatch):
+    made = []
+
+    def render(*_, secrets, **__):
+        made.append(secrets)
+        return []
+
+    for _ in range(2):
+        monkeypatch.setattr(bench.reconciler, "_render", render)
+        await bench.go()
+        bench.restart()
+    assert made[0] == made[1], "the Valkey that runs still has the first password"
+
+
 async def test_the_secret_of_a_redis_url_may_hold_what_is_no_text():
     bench = Bench(store={"redis": {"secretRef": {"name": "mine"}}})
     values = {"url": b"http://nonsense", "store.p12": b"\xff\xfe"}
