@@ -47,33 +47,33 @@ class Lease:
 
 
 class Leases:
-    """The claims of one broker."""
+    """The claims of one broker. Jobs choose the ids of their claims: the same id of two jobs is two claims."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._by_claim: dict[str, Lease] = {}
+        self._by_claim: dict[tuple[str, str], Lease] = {}
 
     def __len__(self) -> int:
         return len(self._by_claim)
 
     def add(self, lease: Lease) -> None:
         """Remember a claim."""
-        self._by_claim[lease.claim_id] = lease
+        self._by_claim[lease.job, lease.claim_id] = lease
 
-    def get(self, claim_id: str) -> Lease | None:
+    def get(self, claim_id: str, job: str = "") -> Lease | None:
         """The claim, if it lives."""
-        return self._by_claim.get(claim_id)
+        return self._by_claim.get((job, claim_id))
 
-    def remove(self, claim_id: str) -> Lease | None:
+    def remove(self, claim_id: str, job: str = "") -> Lease | None:
         """Forget a claim; None where there is none."""
-        return self._by_claim.pop(claim_id, None)
+        return self._by_claim.pop((job, claim_id), None)
 
     def remove_sandbox(self, sandbox_id: str) -> Lease | None:
         """Forget the claim on a sandbox that is no more."""
         lease = next(
             (lease for lease in self._by_claim.values() if lease.sandbox_id == sandbox_id), None
         )
-        return self.remove(lease.claim_id) if lease else None
+        return self.remove(lease.claim_id, lease.job) if lease else None
 
     def of_earlier_boots(self, owner: Owner, job: str = "") -> list[Lease]:
         """Claims of the same owner of the same job from before it was restarted: nobody holds them any more."""

@@ -107,7 +107,7 @@ class Pool:
 
     async def claim(self, request: ClaimRequest) -> bytes:
         """Claim a sandbox; the JSON of a `ClaimAnswer`, the same for the same claim id. Raises NoSandboxError."""
-        if (lease := self._leases.get(request.id)) and lease.job == request.job:
+        if lease := self._leases.get(request.id, request.job):
             return lease.answer
         if request.owner:
             self._release_earlier_boots(request.owner, request.job)
@@ -174,9 +174,7 @@ class Pool:
 
         A reset is waited for, since it ends the token; one that takes long goes on by itself.
         """
-        if (known := self._leases.get(claim_id)) is not None and known.job != job:
-            return False
-        lease = self._leases.remove(claim_id)
+        lease = self._leases.remove(claim_id, job)
         if lease is None or (member := self._members.by_id.get(lease.sandbox_id)) is None:
             return lease is not None
         if member.state is MemberState.CLAIMED:
@@ -329,7 +327,7 @@ class Pool:
 
     def _expire(self) -> None:
         for lease in self._leases.expired():
-            self._leases.remove(lease.claim_id)
+            self._leases.remove(lease.claim_id, lease.job)
             telemetry.SANDBOX_CLAIMS.inc(pool=self._title, result="expired")
             if member := self._members.by_id.get(lease.sandbox_id):
                 self._members.end(member, "the claim's time to live is over")

@@ -298,6 +298,18 @@ def test_a_given_secret_is_used_and_none_is_made() -> None:
 # ── CRDs and rights ──
 
 
+def test_names_that_look_like_numbers_stay_text() -> None:
+    run = helm("template", "7", str(CHART), "-n", "1234", "--set-json", 'namespaces=["5678"]')
+    objects = [one for one in yaml.safe_load_all(run.stdout) if one]
+    spaces = {one["metadata"].get("namespace", "") for one in objects}
+    assert spaces == {"", "1234", "5678"}
+    for one in objects:
+        assert all(isinstance(value, str) for value in one["metadata"]["labels"].values())
+        assert all(subject["namespace"] == "1234" for subject in one.get("subjects", ()))
+        for text in one.get("data", {}).values() if one["kind"] == "ConfigMap" else ():
+            assert yaml.safe_load(text).get("operator_namespace", "1234") == "1234"
+
+
 def test_crds_are_those_of_the_models_and_are_kept() -> None:
     crds = rendered().all("CustomResourceDefinition")
     assert {one["metadata"]["name"] for one in crds} == {

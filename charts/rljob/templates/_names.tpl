@@ -13,7 +13,7 @@ app.kubernetes.io/component: {{ . }}
 {{- /* Labels of every object: dict root, component. */ -}}
 {{- define "rljob.labels" -}}
 {{ include "rljob.selector" .component }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 app.kubernetes.io/part-of: rljob
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}

@@ -24,7 +24,7 @@ kind: {{ $prefix }}Role
 metadata:
   name: {{ .name }}
   {{- with .namespace }}
-  namespace: {{ . }}
+  namespace: {{ . | quote }}
   {{- end }}
   labels:
     {{- $labels | nindent 4 }}
@@ -36,7 +36,7 @@ kind: {{ $prefix }}RoleBinding
 metadata:
   name: {{ .name }}
   {{- with .namespace }}
-  namespace: {{ . }}
+  namespace: {{ . | quote }}
   {{- end }}
   labels:
     {{- $labels | nindent 4 }}
@@ -47,6 +47,6 @@ roleRef:
 subjects:
   - kind: ServiceAccount
     name: {{ $name }}
-    namespace: {{ $root.Release.Namespace }}
+    namespace: {{ $root.Release.Namespace | quote }}
 {{- end }}
 {{- end -}}

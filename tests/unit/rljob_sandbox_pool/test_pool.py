@@ -289,3 +289,14 @@ async def test_a_release_takes_back_what_was_granted_but_not_answered_yet(
         await broker.handle(asked("POST", "/v1/claims", body))
         await asyncio.gather(*releasing)
         assert pool.counts().claimed == 0
+
+
+async def test_the_same_claim_id_of_another_job_is_another_claim() -> None:
+    async with running(Runtime(), warm=2, max=2) as pool:
+        requests = [ClaimRequest(id="x", job=job, wait_seconds=10) for job in ("ns/a", "ns/b")]
+        answers = [json.loads(await pool.claim(request)) for request in requests]
+        assert answers[0]["sandbox_id"] != answers[1]["sandbox_id"]
+        assert not await pool.release("x", job="ns/c")
+        assert await pool.release("x", job="ns/a")
+        assert await pool.release("x", job="ns/b")
+        assert pool.counts().claimed == 0

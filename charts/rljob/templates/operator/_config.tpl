@@ -9,7 +9,7 @@ images:
   sandbox: {{ include "rljob.image" (dict "root" . "image" .Values.images.sandbox) | quote }}
 image_pull_policy: {{ .Values.image.pullPolicy }}
 image_pull_secrets: {{ .Values.image.pullSecrets | toJson }}
-operator_namespace: {{ .Release.Namespace }}
+operator_namespace: {{ .Release.Namespace | quote }}
 broker_url: http://{{ include "rljob.sandboxPool" . }}.{{ .Release.Namespace }}.svc:8080
 storage_class: {{ .Values.jobs.storageClass | default nil | toJson }}
 artifacts_size: {{ .Values.jobs.artifacts.size | quote }}

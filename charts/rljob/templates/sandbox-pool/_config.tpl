@@ -4,6 +4,6 @@ guest_image: {{ include "rljob.image" (dict "root" . "image" .Values.images.sand
 sandbox_image: {{ include "rljob.image" (dict "root" . "image" .Values.images.sandbox) | quote }}
 image_pull_policy: {{ .Values.image.pullPolicy }}
 image_pull_secrets: {{ .Values.image.pullSecrets | toJson }}
-operator_namespace: {{ .Release.Namespace }}
+operator_namespace: {{ .Release.Namespace | quote }}
 namespaces: {{ .Values.namespaces | toJson }}
 {{- end -}}
