@@ -86,7 +86,7 @@ unit contract integration faults: install
 	$(PYTEST) tests/$@ $(ARGS)
 
 e2e: install ## the suite on a real cluster of this machine, or on that of RLJOB_E2E_KUBECONFIG
-	@if [ -z "$${RLJOB_E2E_KUBECONFIG:-}" ] && $(CLUSTER) possible; then $(CLUSTER) install --kwok; $(MAKE) --no-print-directory images; fi
+	@if [ -z "$${RLJOB_E2E_KUBECONFIG:-}" ] && $(CLUSTER) possible; then $(CLUSTER) install --kwok; $(PYTHON) tests/e2e/images/build build; fi
 	$(PYTEST) tests/e2e $(ARGS)
 
 HELM := $(HOME)/.cache/rljob/bin/helm
