@@ -14,7 +14,7 @@ from rljob.errors import ManifestError
 from rljob_operator.observed import ClusterConfig, Owner
 from rljob_operator.render import pinned, storage, workloads
 from rljob_operator.render.children import rendered
-from rljob_operator.render.config import spec_hash
+from rljob_operator.render.config import job_file, spec_hash
 from rljob_operator.render.context import Context
 from rljob_operator.render.places import variable
 from rljob_operator.render.pods import POD_INDEX
@@ -90,6 +90,16 @@ def _engine_env(context: Context) -> None:
         )
 
 
+def _size(context: Context) -> None:
+    """A manifest may be larger than what a ConfigMap holds."""
+    size = len(job_file(context)["data"]["job.json"])
+    if size > pinned.LIMIT_BYTES:
+        fits = pinned.LIMIT_BYTES // 1024
+        raise ManifestError(
+            "spec", f"takes {size // 1024} KiB, of {fits} that fit", "make prompts smaller"
+        )
+
+
 def _requirements(path: str, given: Callable[[RLJob], Mapping[str, Any]]) -> Check:
     def rule(context: Context) -> None:
         resources(given(context.job), path)
@@ -136,6 +146,7 @@ _RULES: tuple[Check, ...] = (
     _pool_names,
     _sources,
     _engine_env,
+    _size,
     _requirements("spec.rollout.engine.resources", lambda job: job.spec.rollout.engine.resources),
     _requirements("spec.rollout.worker.resources", lambda job: job.spec.rollout.worker.resources),
     _requirements("spec.trainer.resources", lambda job: job.spec.trainer.resources),

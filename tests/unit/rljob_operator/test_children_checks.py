@@ -93,5 +93,12 @@ def test_a_job_too_large_for_one_object_is_refused() -> None:
     assert any("KiB" in line for line in check(make_job(tasks=tasks), config()))
 
 
+def test_a_manifest_that_no_config_map_holds_is_refused() -> None:
+    agent = {"systemPrompt": "x" * 65_000}
+    task = {"type": "shell_files", "sandbox": {"pool": "shells"}, "agent": agent}
+    (line,) = check(make_job(tasks=[task | {"name": f"t{n}"} for n in range(20)]), config())
+    assert line.startswith("spec: takes 1271 KiB, of 900 that fit")
+
+
 def test_a_template_without_volumes_is_rendered() -> None:
     assert check(make_job(**trainer(template={"spec": {"volumes": None}})), config()) == []

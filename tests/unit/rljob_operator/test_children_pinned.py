@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob import labels
@@ -62,6 +62,7 @@ shapes = st.builds(
 )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(configs, shapes)
 def test_an_operator_upgrade_changes_no_object_of_a_job(
     upgraded: ClusterConfig, shape: Shape
