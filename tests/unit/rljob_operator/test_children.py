@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob import labels
@@ -281,6 +281,7 @@ shapes = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(shapes)
 def test_a_shape_chooses_and_numbers_but_changes_nothing_else(shape: Shape) -> None:
     job = make_job()
