@@ -42,6 +42,8 @@ SYNC_SECONDS = 300.0
 """How long the first lists may take: whoever leads and cannot read anything gives others a try."""
 ADOPT_SECONDS = 15.0
 """How long claims wait for the guests of adopted sandboxes to be heard."""
+CLOSE_SECONDS = 300.0
+"""How long pods of a pool that is no more are deleted, where the API server does not do so at once."""
 _log = structlog.get_logger("rljob.sandbox_pool")
 
 
@@ -358,8 +360,14 @@ class Fleet:
 async def _close(served: Served) -> None:
     served.loop.cancel()
     await asyncio.gather(served.loop, return_exceptions=True)
-    await served.pool.close()
-    served.runtime.close()
+    try:
+        await served.pool.close()
+        if isinstance(served.runtime, PodRuntime):
+            left = CLOSE_SECONDS
+            while served.runtime.names() and (left := left - 1.0) > 0:
+                await asyncio.sleep(1.0)
+    finally:
+        served.runtime.close()
 
 
 def _spec_of(obj: Object) -> Any:

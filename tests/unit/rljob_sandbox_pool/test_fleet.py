@@ -17,7 +17,7 @@ from rljob.kube import calls
 from rljob.kube.resources import Object
 from rljob.testing.kube import FakeKube, status
 from rljob_sandbox_pool import fleet as fleet_module
-from rljob_sandbox_pool import pool_conditions
+from rljob_sandbox_pool import members, pool_conditions
 from rljob_sandbox_pool.aserver import HttpServer
 from rljob_sandbox_pool.cluster_config import PoolManagerConfig
 from rljob_sandbox_pool.fleet import Fleet
@@ -26,6 +26,7 @@ from rljob_sandbox_pool.guest.pod import VARIABLE
 from rljob_sandbox_pool.guest.wire import Request, Response
 from rljob_sandbox_pool.leases import ClaimRequest, Owner
 from rljob_sandbox_pool.pool import NoSandboxError, Pool
+from rljob_sandbox_pool.runtimes import pods
 from rljob_sandbox_pool.runtimes.simulated import SimulatedBackend
 
 BROKER_KEY = "the key of the broker"
@@ -470,7 +471,7 @@ async def test_a_list_that_cannot_be_taken_over_ends_the_start(
     monkeypatch.setattr(Fleet, "_add", broken)
     fake.put(sandbox_pool())
     with pytest.raises(RuntimeError, match="a fault of ours"):
-        async with asyncio.timeout(5), leading(fake):
+        async with asyncio.timeout(15), leading(fake):
             pass
 
 
@@ -494,6 +495,28 @@ async def test_an_object_that_is_refused_again_under_its_old_name_is_told_so_aga
     async with leading(fake):
         for _ in range(2):
             fake.put(sandbox_pool(warm=-1))
-            await until(lambda: reason() == "InvalidSpec", 3)
+            await until(lambda: reason() == "InvalidSpec")
             fake.remove("SandboxPool", "p")
             await asyncio.sleep(0.2)
+
+
+async def test_pods_go_with_their_pool_even_if_the_server_does_not_delete_at_once(
+    fake: FakeKube, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(members, "END_SECONDS", 0.1)
+    monkeypatch.setattr(pods, "DELETE_AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr(calls, "MAX_ATTEMPTS", 1)
+    fake.put(sandbox_pool())
+    async with leading(fake) as fleet:
+        await until(lambda: pool_of(fleet).counts().ready == 2)
+
+        def busy(request: httpx.Request) -> httpx.Response | None:
+            return status(503, "Busy") if request.method == "DELETE" else None
+
+        fake.lasting.append(busy)
+        pool = fake.get("SandboxPool", "p")
+        fake.put({**(pool or {}), "spec": {"warm": 0, "max": 1, "runtime": "simulated"}})
+        await until(lambda: pool_of(fleet).spec.runtime == "simulated")
+        await asyncio.sleep(0.5)
+        fake.lasting.clear()
+        await until(lambda: not fake.all("Pod") and not fleet._closing)
