@@ -79,7 +79,7 @@ def test_a_quota_that_is_exceeded_is_named(cluster: Cluster, make_job: Make) -> 
 
 
 def test_a_volume_that_never_binds_is_named(cluster: Cluster, make_job: Make) -> None:
-    job = make_job("novolume", store__artifacts="pvc://never", lifecycle=QUICK_TO_GIVE_UP)
+    job = make_job("novolume", store__artifacts="pvc://never")
     claim = {
         "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "never"},
         "spec": {"accessModes": ["ReadWriteMany"], "storageClassName": "no-such-class",
