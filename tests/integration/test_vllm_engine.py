@@ -84,7 +84,8 @@ async def test_every_token_names_the_weights_that_sampled_it_across_switches_in_
     assert {version.n for turn in sampled for _, _, version in turn} == {0, 1, 2, 3, 4}
     for prompt, temperature, turn in zip(prompts, temperatures, sampled, strict=True):
         assert largest_error(policies, prompt, turn, temperature) < TOLERANCE
-        assert largest_error(policies, prompt, turn, temperature, pretend=0) > 100 * TOLERANCE
+        if any(version.n for _, _, version in turn):  # a turn may end before the first switch
+            assert largest_error(policies, prompt, turn, temperature, pretend=0) > 100 * TOLERANCE
 
 
 async def test_a_prefix_seen_under_old_weights_is_computed_anew_under_new_ones(engine, policies):
