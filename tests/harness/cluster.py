@@ -166,18 +166,6 @@ class Cluster:
             assert run.returncode == 0, f"kubectl {' '.join(args)}: {run.stderr}{run.stdout}"
         return run.stdout if check else run.stdout + run.stderr
 
-    def in_namespaces(self, *args: str, timeout: float = 60) -> str:
-        """Output of a command in the cluster's own namespaces (node name resolution, addresses)."""
-        run = subprocess.run(
-            [sys.executable, str(SCRIPT), "in", *args],
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
-        assert run.returncode == 0, run.stderr
-        return run.stdout
-
 
 def _pem(entry: dict[str, str], key: str) -> str:
     if data := entry.get(f"{key}-data"):
