@@ -47,9 +47,7 @@ def num_missing(counts: Counts, *, warm: int) -> int:
     What is being reset will be ready soon and counts as such.
     """
     coming = counts.ready + counts.starting + counts.resetting
-    # Where some wait and some are ready, these do not fit those: they are on their way out.
-    useless = min(counts.waiting, counts.ready)
-    return max(0, warm + counts.waiting - coming + useless)
+    return max(0, warm + counts.waiting - coming + _num_unfit(counts))
 
 
 def starts(
@@ -82,12 +80,17 @@ def starts(
 
 def num_to_end(counts: Counts, *, warm: int, idle: int) -> int:
     """Of `idle` sandboxes of an image that nobody has wanted for long, those beyond `warm`."""
-    return max(0, min(idle, counts.ready - warm - counts.waiting))
+    return max(0, min(idle, counts.ready - _num_unfit(counts) - warm - counts.waiting))
+
+
+def _num_unfit(counts: Counts) -> int:
+    """Of one image: where some wait and some are ready, these do not fit those and are on their way out."""
+    return min(counts.waiting, counts.ready)
 
 
 def evictions(counts: Mapping[str, Counts], *, maximum: int) -> dict[str, int]:
     """Ready sandboxes to end by image, so that claims which they do not fit get others, or to come below `maximum`."""
-    found = {image: min(each.waiting, each.ready) for image, each in counts.items()}
+    found = {image: _num_unfit(each) for image, each in counts.items()}
     total = sum(each.total for each in counts.values())
     ending = sum(each.ending for each in counts.values())
     waiting = sum(each.waiting for each in counts.values())

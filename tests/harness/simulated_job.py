@@ -112,7 +112,8 @@ class Job:
         return [
             pid
             for pid in _pids()
-            if pid != own and (_cwd(pid).startswith(mark) or mark.encode() in _read(pid, "environ"))
+            if pid != own
+            and (_cwd(pid).startswith(mark) or mark.encode() in read_proc(pid, "environ"))
         ]
 
     def family(self) -> set[tuple[int, str]]:
@@ -172,7 +173,8 @@ def _pids() -> list[int]:
     return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
 
 
-def _read(pid: int, name: str) -> bytes:
+def read_proc(pid: int, name: str) -> bytes:
+    """A file of /proc/PID; empty where there is no such process."""
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:
@@ -190,7 +192,7 @@ def alive(family: set[tuple[int, str]]) -> set[tuple[int, str]]:
 
 def _stat(pid: int) -> list[str]:
     """Fields of /proc/PID/stat from the state on; [] where there is no such process."""
-    return _read(pid, "stat").decode(errors="replace").rpartition(")")[2].split()
+    return read_proc(pid, "stat").decode(errors="replace").rpartition(")")[2].split()
 
 
 def _cwd(pid: int) -> str:
@@ -201,5 +203,5 @@ def _cwd(pid: int) -> str:
 
 
 def _is_wrapper(pid: int) -> bool:
-    command = _read(pid, "cmdline").split(b"\0")
+    command = read_proc(pid, "cmdline").split(b"\0")
     return command[0] in {b"", b"bwrap"} or b"rljob_operator.drivers.shim" in command

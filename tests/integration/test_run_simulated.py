@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.harness.fixtures import make_job, simulated_model
-from tests.harness.simulated_job import Job, alive
+from tests.harness.simulated_job import Job, alive, read_proc
 
 __all__ = ["make_job", "simulated_model"]
 
@@ -280,9 +280,7 @@ def test_real_sandboxes_die_with_a_driver_that_is_killed(
     assert job.process
     family = job.family()
     shims = [
-        pid
-        for pid, _ in family
-        if b"rljob_operator.drivers.shim" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        pid for pid, _ in family if b"rljob_operator.drivers.shim" in read_proc(pid, "cmdline")
     ]
     assert len(shims) == 1
     assert len(family) > 20

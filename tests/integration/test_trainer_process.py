@@ -196,7 +196,8 @@ async def test_told_to_stop_it_keeps_what_it_has_trained_and_the_next_one_trains
         assert code == 0
         assert (await audit(prepared, ledger)).ok
     assert f"checkpoint={kept.step} " in err
-    assert f" step={kept.step} " not in err  # the log has a line per trained step
+    assert f"event=trained step={kept.step} " not in err
+    assert f"event=trained step={kept.step + 1} " in err
     steps = [line["step"] for line in read_lines(prepared / "metrics" / "steps.jsonl")]
     assert steps == list(range(1, STEPS + 1))
 

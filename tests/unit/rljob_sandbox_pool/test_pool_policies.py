@@ -1,9 +1,10 @@
 """The pool's pure parts: its size, its leases, what becomes of a sandbox, who comes first."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rljob.api.rljob_types import Recycle
@@ -100,11 +101,14 @@ def test_idle_sandboxes_make_room(
 
 
 @given(some_counts, st.integers(0, 40), st.integers(0, 30))
+@example(Counts(ready=4, waiting=2), 1, 1)
+@settings(max_examples=500)
 def test_no_sandbox_is_ended_that_a_start_would_replace(
     counts: Counts, warm: int, idle: int
 ) -> None:
-    if num_to_end(counts, warm=warm, idle=idle):
+    if num := num_to_end(counts, warm=warm, idle=idle):
         assert num_missing(counts, warm=warm) == 0
+        assert num_missing(replace(counts, ready=counts.ready - num), warm=warm) == 0
 
 
 @pytest.mark.parametrize(
