@@ -44,13 +44,43 @@ EnvVars = Annotated[
 Quantities = Annotated[dict[str, Any], Field(max_length=8)]
 """Kubernetes resource requirements: `limits`, `requests`, `claims`."""
 
+LabelMap = Annotated[
+    dict[
+        Annotated[
+            str, Field(pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_./]*[A-Za-z0-9])?$", max_length=317)
+        ],
+        Annotated[
+            str, Field(pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$", max_length=63)
+        ],
+    ],
+    Field(max_length=32),
+]
+"""Kubernetes labels."""
+
+AnnotationMap = Annotated[
+    dict[
+        Annotated[
+            str, Field(pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_./]*[A-Za-z0-9])?$", max_length=317)
+        ],
+        Annotated[str, Field(max_length=4096)],
+    ],
+    Field(max_length=32),
+]
+"""Kubernetes annotations."""
+
+FolderPath = Annotated[str, Field(pattern=r"^(/[^/\x00-\x1f$]+)+$", max_length=256)]
+"""An absolute path without a slash at its end."""
+
+FreeObject = Annotated[dict[str, Any], Field(max_length=16)]
+"""A piece of a Kubernetes object."""
+
 Options = Annotated[dict[str, Any], Field(max_length=32)]
 """Keyword arguments of a plugin: any JSON."""
 
 PodTemplate = Annotated[dict[str, Any], Field(max_length=32)]
 """`metadata` and `spec` of a pod template, of which only what differs is given."""
 
-FREE_FORM = frozenset({"options", "resources", "template"})
+FREE_FORM = frozenset({"egressRules", "options", "resources", "template", "tolerations"})
 """Keys whose contents rljob hands on unread."""
 
 HANGS: dict[str, Any] = {"x-rljob-hangs": True}

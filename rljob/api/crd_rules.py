@@ -331,7 +331,7 @@ POOL_RULES = (
     Rule("self.warm <= self.max", "is above max; lower it", "warm"),
     Rule(
         "!has(self.recycle.maxReuses) || self.recycle.strategy == 'reset'",
-        "has no effect with strategy replace; remove it",
+        "has no effect with strategy recreate; remove it",
         "recycle.maxReuses",
     ),
     Rule(

@@ -191,7 +191,7 @@ def _pools(job: RLJob) -> Iterator[Problem]:
         if pool.recycle.max_reuses is not None and pool.recycle.strategy != "reset":
             yield Problem(
                 ("spec", "sandboxPools", index, "recycle", "maxReuses"),
-                "has no effect with strategy replace",
+                "has no effect with strategy recreate",
                 "remove it",
             )
         if pool.pod_security == "baseline" and pool.runtime_class_name is None:

@@ -6,7 +6,17 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from rljob.api.base import ApiModel, Image, Name, ObjectName, Quantities
+from rljob.api.base import (
+    AnnotationMap,
+    ApiModel,
+    FolderPath,
+    FreeObject,
+    Image,
+    LabelMap,
+    Name,
+    ObjectName,
+    Quantities,
+)
 
 
 class PoolImage(ApiModel):
@@ -21,10 +31,16 @@ class PoolImage(ApiModel):
 class Recycle(ApiModel):
     """What happens to a sandbox after its episode."""
 
-    strategy: Literal["reset", "replace"] = "reset"
-    """Reset and verify it, or replace it."""
+    strategy: Literal["reset", "recreate"] = "reset"
+    """Reset, verify and use it again, or replace it by a new one."""
     max_reuses: int | None = Field(default=None, ge=1, le=100_000)
     """With `reset`: episodes before it is replaced all the same (50)."""
+    canary: str | None = Field(default=None, min_length=1, max_length=4096)
+    """With `reset`: a shell line that is run at the start and after every reset; where its exit code or output differs,
+    the sandbox is not used again."""
+    quarantine_seconds: int | None = Field(default=None, ge=0, le=86_400)
+    """With `reset`: how long a sandbox that did not verify is kept for a look (600); its place is the first to be taken
+    when sandboxes are missing."""
 
 
 class SandboxLimits(ApiModel):
@@ -40,6 +56,21 @@ class SandboxLimits(ApiModel):
     """CPU time of one process."""
 
 
+class SandboxPod(ApiModel):
+    """What the pods of a pool carry besides (cluster only)."""
+
+    labels: LabelMap = Field(default_factory=dict)
+    """Labels; those of rljob.dev and app.kubernetes.io are taken."""
+    annotations: AnnotationMap = Field(default_factory=dict)
+    """Annotations; those of rljob.dev are taken."""
+    node_selector: LabelMap = Field(default_factory=dict)
+    """Labels that a node must have."""
+    tolerations: list[FreeObject] = Field(default_factory=list, max_length=16)
+    """Taints that a node may have, as in a pod's spec."""
+    image_pull_secrets: list[ObjectName] = Field(default_factory=list, max_length=8)
+    """Secrets for the pool's images, besides those of the installation."""
+
+
 class SandboxPoolSpec(ApiModel):
     """A warm pool of sandboxes: the spec of a SandboxPool object."""
 
@@ -49,15 +80,32 @@ class SandboxPoolSpec(ApiModel):
     """Sandboxes at most, claimed ones included."""
     images: list[PoolImage] = Field(default_factory=list, max_length=32)
     """Images kept warm, by weight (cluster only)."""
+    pre_pull: bool = False
+    """Pull every image on every node that may run the pool, before it is wanted there (cluster only)."""
+    max_per_job: int | None = Field(default=None, ge=1, le=100_000)
+    """Sandboxes that one job may hold at once, in a pool that several share."""
+    writable_paths: list[FolderPath] = Field(default_factory=list, max_length=16)
+    """Folders of the image that commands may change, besides /workspace and /tmp. Each begins as the image has it, and a
+    reset brings that back."""
+    read_only_root: bool = True
+    """false: commands may change the image's own files anywhere, which only strategy `recreate` takes back (cluster
+    only)."""
     runtime_class_name: ObjectName | None = None
     """RuntimeClass of the pods, such as gvisor (cluster only)."""
     pod_security: Literal["restricted", "baseline"] = "restricted"
     """Pod Security Standard of the pods (cluster only). `baseline` lets images run as root, so it needs a
-    runtimeClassName that isolates them."""
+    runtimeClassName that isolates them, or hostUsers: false."""
+    host_users: bool = True
+    """false: a user namespace for every pod, so that its root is nobody on the node (cluster only)."""
+    pod: SandboxPod = SandboxPod()
+    """Labels, annotations and placement of the pods (cluster only)."""
     resources: Quantities = Field(default_factory=dict)
     """Kubernetes resource requirements of a sandbox (cluster only); without it they follow `limits`."""
-    egress: Literal["none"] = "none"
-    """Network of a sandbox: none."""
+    egress: Literal["none", "dns", "gateway", "public", "custom"] = "none"
+    """What a sandbox may reach: nothing; the cluster's DNS; the gateways of its job; the public internet and DNS, but
+    no private address; what `egressRules` say. On one machine only `none`."""
+    egress_rules: list[FreeObject] = Field(default_factory=list, max_length=32)
+    """With egress `custom`: the egress rules of a NetworkPolicy."""
     recycle: Recycle = Recycle()
     limits: SandboxLimits = SandboxLimits()
     runtime: Literal["bubblewrap", "simulated"] = "bubblewrap"

@@ -180,7 +180,7 @@ async def test_the_token_of_an_old_claim_opens_nothing(pool_of) -> None:
 
 
 async def test_replace_gives_every_claim_a_new_sandbox(pool_of) -> None:
-    client = await pool_of(warm=1, max=1, recycle={"strategy": "replace"})
+    client = await pool_of(warm=1, max=1, recycle={"strategy": "recreate"})
     async with client.claim("default") as first:
         pass
     async with client.claim("default") as second:

@@ -195,7 +195,7 @@ async def test_a_quiet_pool_writes_nothing(fake: FakeKube, kubelet: Kubelet) -> 
 
 
 async def test_a_pod_above_the_maximum_never_exists(fake: FakeKube, kubelet: Kubelet) -> None:
-    fake.put(sandbox_pool(warm=3, max=3, recycle={"strategy": "replace"}))
+    fake.put(sandbox_pool(warm=3, max=3, recycle={"strategy": "recreate"}))
     async with leading(fake) as fleet:
         for round_number in range(10):
             names = [f"c{round_number}-{n}" for n in range(3)]

@@ -126,7 +126,7 @@ def test_backoff_doubles_up_to_a_bound(failures: int, seconds: float) -> None:
         (Recycle(), 50, False, Fate.RESET),
         (Recycle(), 51, False, Fate.REPLACE),
         (Recycle(strategy="reset", max_reuses=2), 3, False, Fate.REPLACE),
-        (Recycle(strategy="replace"), 1, False, Fate.REPLACE),
+        (Recycle(strategy="recreate"), 1, False, Fate.REPLACE),
     ],
 )
 def test_fates(recycle: Recycle, uses: int, broken: bool, expected: Fate) -> None:

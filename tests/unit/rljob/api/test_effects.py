@@ -37,7 +37,7 @@ REFUSED = [
     (["tasks[0].agent.tools=[{name: bash}, {name: bash}]"], "spec.tasks[0].agent.tools[1].name", "used twice"),
     (["sandboxPools=[{name: shells}, {name: shells}]"], "spec.sandboxPools[1].name", "used twice"),
     (["sandboxPools=[{name: shells}, {name: idle}]"], "spec.sandboxPools[1].name", "no task uses the pool idle"),
-    (["sandboxPools[0].recycle={strategy: replace, maxReuses: 3}"],
+    (["sandboxPools[0].recycle={strategy: recreate, maxReuses: 3}"],
      "spec.sandboxPools[0].recycle.maxReuses", "no effect"),
     (["sandboxPools[0].warm=50"], "spec.sandboxPools[0]", "warm 50 is above max 40"),
     (["store.redis.maxMemoryMib=16", "model.maxContextLength=32768", "rollout.sampling.maxTokensPerTurn=56"],
