@@ -3,9 +3,7 @@
     POST /claim     pool    {claim_id, token, env, ttl_seconds, owner, boot_id, job}
     POST /release   pool or claim: ends the claim
     POST /reset     pool (ends the claim too) or claim (keeps it)
-    POST /exec      claim   {request_id, command, cwd, env, stdin, timeout, max_output_bytes}
-    GET  /files     claim   ?path=&max_bytes=
-    PUT  /files     claim   a line of JSON {request_id, files: [{path, bytes, mode}]}, then the files' bytes
+    …               claim   what `commands` and `transfers` list
     GET  /healthz   anyone; ?challenge= asks for the keyed answer, a claim's headers whether it holds; the pool is told
                     the claim
     GET  /metrics   anyone
@@ -22,31 +20,20 @@ from collections.abc import Callable
 from errno import EDQUOT, ELOOP, ENOSPC, EROFS
 from typing import Any, Protocol
 
-from rljob_sandbox_pool.guest import checks
+from rljob_sandbox_pool.guest import checks, commands, transfers
 from rljob_sandbox_pool.guest.claims import Claim, Lock, State, proof
+from rljob_sandbox_pool.guest.commands import CommandsBackend
 from rljob_sandbox_pool.guest.memory import Memory
+from rljob_sandbox_pool.guest.routes import Reply, Routes, find
+from rljob_sandbox_pool.guest.transfers import FilesBackend
 from rljob_sandbox_pool.guest.wire import RefusedError, Request, Response, answer
 
-Reply = Callable[[Response], None]
 
-
-class Backend(Protocol):
+class Backend(CommandsBackend, FilesBackend, Protocol):
     """What a sandbox does."""
 
     def now(self) -> float:
         """Monotonic seconds."""
-        ...
-
-    def execute(self, command: checks.Command, done: Callable[[dict[str, Any]], None]) -> None:
-        """Run a command; `done` gets the fields of `rljob.sandbox.ExecResult`. Raises RefusedError."""
-        ...
-
-    def read_file(self, path: str, max_bytes: int) -> bytes:
-        """Raises OSError, RefusedError."""
-        ...
-
-    def write_file(self, file: checks.NewFile) -> None:
-        """Raises OSError."""
         ...
 
     def reset(self) -> list[str]:
@@ -67,32 +54,29 @@ class Guest:
         self.id = sandbox_id
         self.boot_nonce = secrets.token_hex(8)
         self.lock = Lock(tainted=tainted)
-        self.counts = dict.fromkeys(("claims", "execs", "timeouts", "resets"), 0)
+        self.counts: dict[str, int] = dict.fromkeys(("claims", "execs", "timeouts", "resets"), 0)
         self._key = key
         self._backend = backend
         self._memory = Memory()
         self._pool_proof = proof(key, "pool", self.boot_nonce)
-        self._routes: dict[tuple[str, str], Callable[[Request, Reply], None]] = {
+        self._routes: Routes = {
             ("POST", "/claim"): self._claim,
             ("POST", "/release"): self._release,
             ("POST", "/reset"): self._reset,
-            ("POST", "/exec"): self._exec,
-            ("GET", "/files"): self._get_file,
-            ("PUT", "/files"): self._put_files,
             ("GET", "/healthz"): self._health,
             ("GET", "/metrics"): self._metrics,
+            **commands.routes(self, backend),
+            **transfers.routes(self, backend),
         }
 
     def handle(self, request: Request, reply: Reply) -> None:
         """Answer one request: `reply` is called once, now or later."""
         try:
-            route = self._routes.get((request.method, request.path))
-            if route is None:
-                known = any(path == request.path for _, path in self._routes)
-                raise RefusedError(
-                    405 if known else 404, "no_route", f"{request.method} {request.path}"[:200]
-                )
-            route(request, reply)
+            handler, given, known = find(self._routes, request.method, request.path)
+            if handler is None:
+                words = f"{request.method} {request.path}"[:200]
+                raise RefusedError(405 if known else 404, "no_route", words)
+            handler(request._replace(id=given), reply)
         except RefusedError as refusal:
             reply(refusal.response())
         except OSError as error:
@@ -102,7 +86,7 @@ class Guest:
         given = request.headers.get("x-rljob-pool", "")
         return hmac.compare_digest(given.encode("utf-8", "replace"), self._pool_proof.encode())
 
-    def _owner(self, request: Request) -> Claim:
+    def owner(self, request: Request) -> Claim:
         """The claim that the request holds. Raises RefusedError."""
         headers = request.headers
         if headers.get("x-rljob-boot", "") != self.boot_nonce:
@@ -132,7 +116,7 @@ class Guest:
 
     def _release(self, request: Request, reply: Reply) -> None:
         if not self._is_pool(request):
-            self._owner(request)
+            self.owner(request)
         self._end_claim()
         reply(answer({"state": self.lock.state.value}))
 
@@ -144,7 +128,7 @@ class Guest:
     def _reset(self, request: Request, reply: Reply) -> None:
         keep_claim = not self._is_pool(request)
         if keep_claim:
-            self._owner(request)
+            self.owner(request)
         elif self.lock.state in (State.QUARANTINED, State.TAINTED):
             raise RefusedError(409, self.lock.state.value, "; ".join(self.lock.evidence))
         else:
@@ -155,47 +139,11 @@ class Guest:
             raise RefusedError(409, "quarantined", "; ".join(self.lock.evidence)[:2000])
         reply(answer({"state": self.lock.state.value}))
 
-    def _exec(self, request: Request, reply: Reply) -> None:
-        claim = self._owner(request)
-        body = checks.json_object(request.body)
-        command = checks.command(body, dict(claim.env))
-        self._once(body, reply, lambda done: self._run(claim, command, done))
+    def holds(self, claim: Claim) -> bool:
+        """Whether that claim still holds the sandbox."""
+        return self.lock.claim is claim
 
-    def _run(self, claim: Claim, command: checks.Command, done: Reply) -> None:
-        def finished(result: dict[str, Any]) -> None:
-            self.counts["timeouts"] += bool(result["timed_out"])
-            # A command that outlived its claim has nobody to tell.
-            if self.lock.claim is claim:
-                done(answer(result))
-
-        self.counts["execs"] += 1
-        self._backend.execute(command, finished)
-
-    def _get_file(self, request: Request, reply: Reply) -> None:
-        self._owner(request)
-        limit = request.query.get("max_bytes", "")
-        max_bytes = (
-            min(int(limit), checks.MAX_FILE_BYTES)
-            if limit.isascii() and limit.isdigit()
-            else 10_000_000
-        )
-        data = self._backend.read_file(checks.path(dict(request.query)), max_bytes)
-        reply(Response(200, data, "application/octet-stream"))
-
-    def _put_files(self, request: Request, reply: Reply) -> None:
-        self._owner(request)
-        head, newline, _ = request.body.partition(b"\n")
-        body = checks.json_object(head)
-        files = checks.new_files(body, memoryview(request.body)[len(head) + len(newline) :])
-
-        def write(done: Reply) -> None:
-            for file in files:
-                self._backend.write_file(file)
-            done(answer({"files": len(files)}))
-
-        self._once(body, reply, write)
-
-    def _once(self, body: dict[str, Any], reply: Reply, run: Callable[[Reply], None]) -> None:
+    def once(self, body: dict[str, Any], reply: Reply, run: Callable[[Reply], None]) -> None:
         """Run unless this request id ran before; then its answer is given again, errors included."""
         request_id = checks.text(body, "request_id", limit=64)
         if not self._memory.begin(request_id, reply):
@@ -209,7 +157,7 @@ class Guest:
 
     def _health(self, request: Request, reply: Reply) -> None:
         if "x-rljob-claim" in request.headers:
-            self._owner(request)
+            self.owner(request)
         health = {"id": self.id, "state": self.lock.state.value, "boot_nonce": self.boot_nonce}
         if challenge := request.query.get("challenge", "")[:128]:
             health["proof"] = proof(

@@ -20,6 +20,8 @@ class Request(NamedTuple):
     query: dict[str, str]
     headers: dict[str, str]
     body: bytes
+    id: str = ""
+    """What stands where the route's pattern has `{id}`."""
 
 
 class Response(NamedTuple):
