@@ -1,47 +1,35 @@
-"""Client of the sandbox broker and of the guest inside a claimed sandbox.
+"""Client of the sandbox broker: claims sandboxes and gives them back. What a claimed one does: `claimed_sandbox`.
 
-    client = SandboxClient(broker_url, token, job)
-    async with client.claim("default", env={"LANG": "C.UTF-8"}) as box:
-        result = await box.exec("ls -l")
-
-Nothing a sandbox sends is believed: sizes are bounded, types are checked, and what does not fit is a `SandboxError`.
-Mutating calls carry a request id, so that one whose answer was lost is sent again and answered from the guest's memory.
+client = SandboxClient(broker_url, token)
+async with client.claim("default", env={"LANG": "C.UTF-8"}) as box:
+    result = await box.exec("ls -l")
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
+import os
 import secrets
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, NoReturn, TypeVar
-from urllib.parse import quote, urlencode
-
-import msgspec
+from typing import Any
+from urllib.parse import quote
 
 from rljob import telemetry
+from rljob.claimed_sandbox import CALL_SECONDS, GRACE_SECONDS, IDLE_SECONDS, ClaimedSandbox
 from rljob.errors import DeadlineError, ManifestError, SandboxError
 from rljob.http1 import Answer, HttpClient, HttpError
-from rljob.sandbox import ClaimAnswer, ExecResult, PoolStatus
-from rljob.sandbox_wire import FILE_ERRORS, Pools, decode, encode, is_away, refusal_of
+from rljob.sandbox import ClaimAnswer, PoolStatus
+from rljob.sandbox_wire import Pools, decode, encode, is_away, refusal_of
 
-GRACE_SECONDS = 15.0
-"""What an answer may take beyond the time the command itself was given."""
-CALL_SECONDS = 20.0
-"""Deadline of every call that runs no command."""
-IDLE_SECONDS = 20.0
-"""How long an idle connection is trusted; broker and guest close theirs after 60 s."""
+TOKEN_ENV = "RLJOB_SANDBOX_TOKEN"
+"""Environment variable with the token of a client that is given none."""
 BROKER_WAIT_SECONDS = 10.0
 """How long the broker may hold one claim request while no sandbox is ready."""
 RELEASE_AGAIN_SECONDS = 120.0
 """For how long a broker that is away is told about a release again."""
 LAST_RELEASES_SECONDS = 2.0
 """How long a client that is closed still tries."""
-MAX_OUTPUT_BYTES = 4_000_000
-"""Upper bound of `max_output_bytes`."""
-
-_T = TypeVar("_T")
 
 
 class SandboxClient:
@@ -49,16 +37,23 @@ class SandboxClient:
 
     Args:
         broker_url: Address of the broker.
-        token: The job's bearer token.
+        token: The job's bearer token; without it that of the environment variable RLJOB_SANDBOX_TOKEN.
         job: The job's name.
         owner: Who claims. The first claim of an owner with a new boot id gives back what its earlier boots held.
         boot_id: Which start of the owner's process this is.
     """
 
     def __init__(
-        self, broker_url: str, token: str, job: str = "", *, owner: str = "", boot_id: str = ""
+        self,
+        broker_url: str,
+        token: str | None = None,
+        job: str = "",
+        *,
+        owner: str = "",
+        boot_id: str = "",
     ) -> None:
         self.url = broker_url
+        token = os.environ.get(TOKEN_ENV, "") if token is None else token
         headers = {"authorization": f"Bearer {token}", "x-rljob-job": job}
         self._http = HttpClient(broker_url, headers, idle_seconds=IDLE_SECONDS)
         self._owner = {"owner": owner, "boot_id": boot_id} if owner else {}
@@ -72,6 +67,8 @@ class SandboxClient:
         image: str | None = None,
         env: Mapping[str, str] | None = None,
         ttl_seconds: float = 3600.0,
+        idle_seconds: float | None = None,
+        priority: int = 0,
         timeout: float = 600.0,
     ) -> ClaimedSandbox:
         """Claim a sandbox; the caller must `release` it.
@@ -81,6 +78,8 @@ class SandboxClient:
             image: Image to claim; without it the pool's first.
             env: Environment of every command of this claim.
             ttl_seconds: After so long the sandbox ends by itself, whatever becomes of the caller.
+            idle_seconds: Without any call for so long it ends by itself as well; None: it does not.
+            priority: Among those that wait, who comes first; -100 to 100.
             timeout: Seconds to wait for a free sandbox; a broker that restarts meanwhile is waited for as well.
 
         Raises:
@@ -95,6 +94,8 @@ class SandboxClient:
             "image": image,
             "env": dict(env or {}),
             "ttl_seconds": ttl_seconds,
+            "idle_seconds": idle_seconds,
+            "priority": priority,
             **self._owner,
         }
         try:
@@ -133,11 +134,19 @@ class SandboxClient:
         image: str | None = None,
         env: Mapping[str, str] | None = None,
         ttl_seconds: float = 3600.0,
+        idle_seconds: float | None = None,
+        priority: int = 0,
         timeout: float = 600.0,
     ) -> AsyncIterator[ClaimedSandbox]:
         """`acquire` on entry, `release` on exit."""
         box = await self.acquire(
-            pool, image=image, env=env, ttl_seconds=ttl_seconds, timeout=timeout
+            pool,
+            image=image,
+            env=env,
+            ttl_seconds=ttl_seconds,
+            idle_seconds=idle_seconds,
+            priority=priority,
+            timeout=timeout,
         )
         try:
             yield box
@@ -223,154 +232,3 @@ class SandboxClient:
         raise SandboxError(
             f"broker refused the claim: {refusal.message or refusal.error} ({answer.status})"
         )
-
-
-class ClaimedSandbox:
-    """One claimed sandbox; implements `rljob.sandbox.Sandbox`.
-
-    The first failure of the connection or the protocol marks it `lost`: its broker then replaces instead of reusing it.
-    """
-
-    def __init__(self, client: SandboxClient, claim: ClaimAnswer) -> None:
-        self.id = claim.sandbox_id
-        self.claim_id = claim.claim_id
-        self.lost = False
-        self._client = client
-        self._released = False
-        try:
-            self.url = claim.url
-            self._http = HttpClient(claim.url, idle_seconds=IDLE_SECONDS)
-        except HttpError as error:
-            raise SandboxError(str(error)) from None
-        self.headers = {
-            "authorization": f"Bearer {claim.token}",
-            "x-rljob-claim": claim.claim_id,
-            "x-rljob-boot": claim.boot_nonce,
-        }
-
-    async def exec(
-        self,
-        command: Sequence[str] | str,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
-        timeout: float = 60.0,
-        max_output_bytes: int = 1_000_000,
-    ) -> ExecResult:
-        """See `rljob.sandbox.Sandbox.exec`. `max_output_bytes` holds for stdout and stderr each."""
-        request: dict[str, Any] = {
-            "request_id": secrets.token_hex(8),
-            "command": command if isinstance(command, str) else list(command),
-            "timeout": timeout,
-            "max_output_bytes": min(max_output_bytes, MAX_OUTPUT_BYTES),
-        }
-        if cwd is not None:
-            request["cwd"] = cwd
-        if env:
-            request["env"] = dict(env)
-        if stdin:
-            request["stdin"] = base64.b64encode(stdin).decode()
-        # A byte of output is at most six bytes of JSON.
-        answer = await self._call(
-            "POST",
-            "/exec",
-            encode(request),
-            timeout=timeout + GRACE_SECONDS,
-            max_body_bytes=12 * max_output_bytes + 65_536,
-        )
-        result = self._decode(answer, ExecResult)
-        if not 0 <= result.exit_code <= 255:
-            self._lose(f"nonsense: exit code {result.exit_code}")
-        return result
-
-    async def read_file(self, path: str, *, max_bytes: int = 10_000_000) -> bytes:
-        """See `rljob.sandbox.Sandbox.read_file`."""
-        target = "/files?" + urlencode(
-            {"path": path, "max_bytes": max_bytes}, errors="surrogateescape"
-        )
-        answer = await self._call("GET", target, max_body_bytes=max_bytes + 65_536)
-        if len(answer.body) > max_bytes:
-            self._lose(f"sent {len(answer.body)} bytes where at most {max_bytes} were asked for")
-        return answer.body
-
-    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """See `rljob.sandbox.Sandbox.write_file`."""
-        await self.write_files({path: data}, mode=mode)
-
-    async def write_files(self, files: Mapping[str, bytes], *, mode: int = 0o644) -> None:
-        """See `rljob.sandbox.Sandbox.write_files`."""
-        head = {
-            "request_id": secrets.token_hex(8),
-            "files": [
-                {"path": path, "bytes": len(data), "mode": mode} for path, data in files.items()
-            ],
-        }
-        await self._call("PUT", "/files", b"".join([encode(head), b"\n", *files.values()]))
-
-    async def reset(self) -> None:
-        """Kill everything that runs, empty the writable folders, verify. The claim stays. Raises SandboxError."""
-        await self._call("POST", "/reset", encode({"request_id": secrets.token_hex(8)}))
-
-    async def healthy(self) -> bool:
-        """Whether the sandbox still answers for this claim."""
-        try:
-            await self._call("GET", "/healthz")
-        except SandboxError:
-            return False
-        return True
-
-    async def release(self) -> None:
-        """Give the sandbox back; never raises. A second call does nothing."""
-        if self._released:
-            return
-        self._released = True
-        await self._http.aclose()
-        await self._client.release_claim(self.claim_id, broken=self.lost)
-
-    async def _call(
-        self,
-        method: str,
-        target: str,
-        body: bytes = b"",
-        *,
-        timeout: float = CALL_SECONDS,
-        max_body_bytes: int = 65_536,
-    ) -> Answer:
-        if self._released:
-            raise SandboxError(f"sandbox {self.id}: already released")
-        try:
-            answer = await self._http.request(
-                method,
-                target,
-                body,
-                headers=self.headers,
-                timeout_seconds=timeout,
-                max_body_bytes=max_body_bytes,
-            )
-        except TimeoutError:
-            self._lose(f"no answer to {method} {target.partition('?')[0]} within {timeout:g} s")
-        except HttpError as error:
-            self._lose(str(error))
-        if answer.status != 200:
-            self._raise(answer)
-        return answer
-
-    def _decode(self, answer: Answer, kind: type[_T]) -> _T:
-        try:
-            return msgspec.json.decode(answer.body, type=kind)
-        except msgspec.MsgspecError as error:
-            self._lose(f"nonsense: {error}")
-
-    def _raise(self, answer: Answer) -> NoReturn:
-        refusal = refusal_of(answer)
-        if refusal.error in FILE_ERRORS:
-            kind, number = FILE_ERRORS[refusal.error]
-            raise kind(number, refusal.message)
-        if refusal.error in ("too_large", "bad_request"):
-            raise ValueError(refusal.message)
-        self._lose(f"{refusal.error}: {refusal.message} ({answer.status})")
-
-    def _lose(self, reason: str) -> NoReturn:
-        self.lost = True
-        raise SandboxError(f"sandbox {self.id}: {reason}") from None

@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
+from rljob.claimed_sandbox import ClaimedSandbox
 from rljob.errors import DeadlineError, ManifestError, SandboxError
 from rljob.http1 import HttpClient
-from rljob.sandbox_client import ClaimedSandbox, SandboxClient
+from rljob.sandbox_client import SandboxClient
 
 
 @pytest.fixture

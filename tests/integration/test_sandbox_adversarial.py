@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from rljob.api.rljob_types import SandboxPool
+from rljob.claimed_sandbox import ClaimedSandbox
 from rljob.errors import SandboxError
-from rljob.sandbox_client import ClaimedSandbox, SandboxClient
+from rljob.sandbox_client import SandboxClient
 from rljob_sandbox_pool.manager import Manager
 from rljob_sandbox_pool.runtimes.bubblewrap import FIRST_UID, BubblewrapRuntime
 

@@ -7,9 +7,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from rljob import sandbox_client
+from rljob import claimed_sandbox, sandbox_client
+from rljob.claimed_sandbox import ClaimedSandbox
 from rljob.errors import DeadlineError, SandboxError
-from rljob.sandbox_client import ClaimAnswer, ClaimedSandbox, SandboxClient
+from rljob.sandbox import ClaimAnswer
+from rljob.sandbox_client import SandboxClient
 
 
 @pytest.fixture(autouse=True)
@@ -127,8 +129,8 @@ async def test_silence_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
 
-    monkeypatch.setattr(sandbox_client, "CALL_SECONDS", 0.2)
-    monkeypatch.setattr(sandbox_client, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(claimed_sandbox, "CALL_SECONDS", 0.2)
+    monkeypatch.setattr(claimed_sandbox, "GRACE_SECONDS", 0.1)
     async with server(silent) as url, box_at(url) as box:
         with pytest.raises(SandboxError, match=r"no answer to POST /exec within 0\.2 s"):
             await box.exec("true", timeout=0.1)

@@ -1,0 +1,196 @@
+"""One claimed sandbox: commands and files in it, and its end. `rljob.sandbox_client` claims it.
+
+Nothing a sandbox sends is believed: sizes are bounded, types are checked, and what does not fit is a `SandboxError`.
+Mutating calls carry a request id, so that one whose answer was lost is sent again and answered from the guest's memory.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, Protocol, TypeVar
+from urllib.parse import urlencode
+
+import msgspec
+
+from rljob.errors import SandboxError
+from rljob.http1 import Answer, HttpClient, HttpError
+from rljob.sandbox import ClaimAnswer, ExecResult
+from rljob.sandbox_wire import FILE_ERRORS, encode, refusal_of
+
+GRACE_SECONDS = 15.0
+"""What an answer may take beyond the time the command itself was given."""
+CALL_SECONDS = 20.0
+"""Deadline of every call that runs no command."""
+IDLE_SECONDS = 20.0
+"""How long an idle connection is trusted; the guest closes its own after 60 s."""
+MAX_OUTPUT_BYTES = 4_000_000
+"""Upper bound of `max_output_bytes`."""
+
+_T = TypeVar("_T")
+
+
+class Releases(Protocol):
+    """Takes claims back."""
+
+    async def release_claim(self, claim_id: str, *, broken: bool = False) -> bool:
+        """See `rljob.sandbox_client.SandboxClient.release_claim`."""
+        ...
+
+
+class ClaimedSandbox:
+    """One claimed sandbox; implements `rljob.sandbox.Sandbox`.
+
+    The first failure of the connection or the protocol marks it `lost`: its broker then replaces instead of reusing it.
+    """
+
+    def __init__(self, client: Releases, claim: ClaimAnswer) -> None:
+        self.id = claim.sandbox_id
+        self.claim_id = claim.claim_id
+        self.lost = False
+        self._client = client
+        self._released = False
+        try:
+            self.url = claim.url
+            self._http = HttpClient(claim.url, idle_seconds=IDLE_SECONDS)
+        except HttpError as error:
+            raise SandboxError(str(error)) from None
+        self.headers = {
+            "authorization": f"Bearer {claim.token}",
+            "x-rljob-claim": claim.claim_id,
+            "x-rljob-boot": claim.boot_nonce,
+        }
+
+    async def exec(
+        self,
+        command: Sequence[str] | str,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        timeout: float = 60.0,
+        max_output_bytes: int = 1_000_000,
+    ) -> ExecResult:
+        """See `rljob.sandbox.Sandbox.exec`. `max_output_bytes` holds for stdout and stderr each."""
+        request: dict[str, Any] = {
+            "request_id": secrets.token_hex(8),
+            "command": command if isinstance(command, str) else list(command),
+            "timeout": timeout,
+            "max_output_bytes": min(max_output_bytes, MAX_OUTPUT_BYTES),
+        }
+        if cwd is not None:
+            request["cwd"] = cwd
+        if env:
+            request["env"] = dict(env)
+        if stdin:
+            request["stdin"] = base64.b64encode(stdin).decode()
+        # A byte of output is at most six bytes of JSON.
+        answer = await self.call(
+            "POST",
+            "/exec",
+            encode(request),
+            timeout=timeout + GRACE_SECONDS,
+            max_body_bytes=12 * max_output_bytes + 65_536,
+        )
+        result = self._decode(answer, ExecResult)
+        if not 0 <= result.exit_code <= 255:
+            self._lose(f"nonsense: exit code {result.exit_code}")
+        return result
+
+    async def read_file(self, path: str, *, max_bytes: int = 10_000_000) -> bytes:
+        """See `rljob.sandbox.Sandbox.read_file`."""
+        target = "/files?" + urlencode(
+            {"path": path, "max_bytes": max_bytes}, errors="surrogateescape"
+        )
+        answer = await self.call("GET", target, max_body_bytes=max_bytes + 65_536)
+        if len(answer.body) > max_bytes:
+            self._lose(f"sent {len(answer.body)} bytes where at most {max_bytes} were asked for")
+        return answer.body
+
+    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """See `rljob.sandbox.Sandbox.write_file`."""
+        await self.write_files({path: data}, mode=mode)
+
+    async def write_files(self, files: Mapping[str, bytes], *, mode: int = 0o644) -> None:
+        """See `rljob.sandbox.Sandbox.write_files`."""
+        head = {
+            "request_id": secrets.token_hex(8),
+            "files": [
+                {"path": path, "bytes": len(data), "mode": mode} for path, data in files.items()
+            ],
+        }
+        await self.call("PUT", "/files", b"".join([encode(head), b"\n", *files.values()]))
+
+    async def reset(self) -> None:
+        """Kill everything that runs, empty the writable folders, verify. The claim stays. Raises SandboxError."""
+        await self.call("POST", "/reset", encode({"request_id": secrets.token_hex(8)}))
+
+    async def healthy(self) -> bool:
+        """Whether the sandbox still answers for this claim."""
+        try:
+            await self.call("GET", "/healthz")
+        except SandboxError:
+            return False
+        return True
+
+    async def release(self) -> None:
+        """Give the sandbox back; never raises. A second call does nothing."""
+        if self._released:
+            return
+        self._released = True
+        await self._http.aclose()
+        await self._client.release_claim(self.claim_id, broken=self.lost)
+
+    async def call(
+        self,
+        method: str,
+        target: str,
+        body: bytes = b"",
+        *,
+        timeout: float = CALL_SECONDS,
+        max_body_bytes: int = 65_536,
+    ) -> Answer:
+        """One call to the guest in the name of the claim; what is no 200 is raised.
+
+        Raises:
+            OSError, ValueError: what the guest refuses (`sandbox_wire.FILE_ERRORS`).
+            SandboxError: everything else, which makes the sandbox `lost`.
+        """
+        if self._released:
+            raise SandboxError(f"sandbox {self.id}: already released")
+        try:
+            answer = await self._http.request(
+                method,
+                target,
+                body,
+                headers=self.headers,
+                timeout_seconds=timeout,
+                max_body_bytes=max_body_bytes,
+            )
+        except TimeoutError:
+            self._lose(f"no answer to {method} {target.partition('?')[0]} within {timeout:g} s")
+        except HttpError as error:
+            self._lose(str(error))
+        if answer.status != 200:
+            self._raise(answer)
+        return answer
+
+    def _decode(self, answer: Answer, kind: type[_T]) -> _T:
+        try:
+            return msgspec.json.decode(answer.body, type=kind)
+        except msgspec.MsgspecError as error:
+            self._lose(f"nonsense: {error}")
+
+    def _raise(self, answer: Answer) -> NoReturn:
+        refusal = refusal_of(answer)
+        if refusal.error in FILE_ERRORS:
+            kind, number = FILE_ERRORS[refusal.error]
+            raise kind(number, refusal.message)
+        if refusal.error in ("too_large", "bad_request"):
+            raise ValueError(refusal.message)
+        self._lose(f"{refusal.error}: {refusal.message} ({answer.status})")
+
+    def _lose(self, reason: str) -> NoReturn:
+        self.lost = True
+        raise SandboxError(f"sandbox {self.id}: {reason}") from None
