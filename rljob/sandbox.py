@@ -1,5 +1,7 @@
-"""Sandboxes as everybody but the pool manager sees them: protocol and results. The clients are `rljob.sandbox_client`,
-which claims, and `rljob.claimed_sandbox`."""
+"""Sandboxes as everybody but the pool manager sees them: protocol and results.
+
+The clients are `rljob.sandbox_client`, which claims, and `rljob.claimed_sandbox`.
+"""
 
 from __future__ import annotations
 
