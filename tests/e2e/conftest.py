@@ -20,6 +20,8 @@ import pytest
 from tests.harness.chart import CHART, image_options
 from tests.harness.cluster import ROOT, Cluster, script, wait_until, why_no_cluster
 from tests.harness.cluster_job import ClusterJob, simulated
+from tests.harness.sandbox_images import load_all
+from tests.harness.sandbox_pools import Pools
 
 CI = bool(os.environ.get("CI"))
 EXTERNAL = os.environ.get("RLJOB_E2E_KUBECONFIG")
@@ -140,3 +142,20 @@ def make_job(cluster: Cluster, namespace: str, system: str) -> Callable[..., Clu
         return ClusterJob(cluster, namespace, simulated(name, turn_seconds, **spec))
 
     return make
+
+
+@pytest.fixture
+def pools(cluster: Cluster, system: str, namespace: str) -> Iterator[Pools]:
+    """Makes SandboxPool objects in a namespace that admits restricted pods only, and claims from them."""
+    made = Pools(cluster, system, namespace)
+    yield made
+    for pool in cluster.list("SandboxPool", namespace):
+        cluster.delete("SandboxPool", pool["metadata"]["name"], namespace)
+
+
+@pytest.fixture(scope="session")
+def sandbox_images(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Name → tag of images that were made for the sandboxes' tests."""
+    if EXTERNAL:
+        pytest.skip("the images of this test are loaded into the suite's own cluster only")
+    return load_all(tmp_path_factory.mktemp("sandbox-images"))
