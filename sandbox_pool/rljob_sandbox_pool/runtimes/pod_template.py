@@ -13,6 +13,7 @@ import msgspec
 
 from rljob import labels
 from rljob.api.rljob_types import SandboxPoolSpec
+from rljob.api.sandbox_requirements import COPYING, SHM_MIB, is_in_memory, requirements
 from rljob.kube.resources import Object
 from rljob_sandbox_pool import bundle
 from rljob_sandbox_pool.guest.pod import VARIABLE
@@ -23,12 +24,7 @@ WORKSPACE = "/workspace"
 BOOT_FOLDER = "/run/rljob"
 TERMINATION_LOG = "/dev/termination-log"
 GID = 10001
-GUEST_MEMORY_MIB = 64
-"""What the guest itself may need beside the commands: requests, answers and output in flight."""
 GUEST_PIDS = 2
-IN_MEMORY_MIB = 256
-"""Up to so much a writable folder is memory: full is full at once and empty is empty. Above, it is the node's disk."""
-SHM_MIB = 16
 TEMPLATE_HASH = "rljob.dev/template-hash"
 IMAGE = "rljob.dev/sandbox-image"
 """Annotations: what the pod was made from, for a pool manager that takes over."""
@@ -153,13 +149,9 @@ def _spec(spec: SandboxSpec, pool: SandboxPoolSpec, config: PodConfig) -> Object
     return found
 
 
-def _is_in_memory(pool: SandboxPoolSpec) -> bool:
-    return pool.limits.disk_mib <= IN_MEMORY_MIB
-
-
 def _folder(pool: SandboxPoolSpec) -> Object:
     size = {"sizeLimit": f"{pool.limits.disk_mib}Mi"}
-    return {"medium": "Memory", **size} if _is_in_memory(pool) else size
+    return {"medium": "Memory", **size} if is_in_memory(pool) else size
 
 
 def _pod_security(spec: SandboxSpec, pool: SandboxPoolSpec) -> Object:
@@ -188,7 +180,7 @@ def _guest_container(config: PodConfig, pool: SandboxPoolSpec) -> Object:
         "imagePullPolicy": config.image_pull_policy,
         "command": ["cp", "-R", f"{GUEST_PATH}/.", "/guest/"],
         "securityContext": _container_security(),
-        "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "64Mi"}},
+        "resources": COPYING,
         "volumeMounts": [{"name": "guest", "mountPath": "/guest"}],
     }
 
@@ -209,7 +201,7 @@ def _sandbox_container(spec: SandboxSpec, pool: SandboxPoolSpec, config: PodConf
         ],
         "ports": [{"name": "guest", "containerPort": labels.GUEST_PORT}],
         "securityContext": _container_security(),
-        "resources": pool.resources or _resources(pool),
+        "resources": requirements(pool),
         "volumeMounts": [
             {"name": "guest", "mountPath": GUEST_PATH, "readOnly": True},
             {"name": "boot", "mountPath": BOOT_FOLDER},
@@ -217,17 +209,6 @@ def _sandbox_container(spec: SandboxSpec, pool: SandboxPoolSpec, config: PodConf
             {"name": "tmp", "mountPath": "/tmp"},
             {"name": "shm", "mountPath": "/dev/shm"},
         ],
-    }
-
-
-def _resources(pool: SandboxPoolSpec) -> Object:
-    limits = pool.limits
-    writable = SHM_MIB + (2 * limits.disk_mib if _is_in_memory(pool) else 0)
-    memory = limits.memory_mib + writable + GUEST_MEMORY_MIB
-    disk = 64 + (0 if _is_in_memory(pool) else 2 * limits.disk_mib)
-    return {
-        "requests": {"cpu": "50m", "memory": f"{min(128, memory)}Mi", "ephemeral-storage": "64Mi"},
-        "limits": {"cpu": "2", "memory": f"{memory}Mi", "ephemeral-storage": f"{disk + 64}Mi"},
     }
 
 
@@ -248,7 +229,7 @@ def _guest_config(spec: SandboxSpec, pool: SandboxPoolSpec) -> dict[str, Any]:
         "env": _ENV,
         "workspace": WORKSPACE,
         "folders": folders,
-        "shared_folders": [] if _is_in_memory(pool) else folders[:2],
+        "shared_folders": [] if is_in_memory(pool) else folders[:2],
         "sealed": [BOOT_FOLDER, TERMINATION_LOG],
         "rlimits": rlimits,
         "marker": f"{BOOT_FOLDER}/booted",
