@@ -45,6 +45,10 @@ class PoolStatus(msgspec.Struct):
     claimed: int
     starting: int
     resetting: int
+    quarantined: int = 0
+    """Did not verify after a reset; kept for a look."""
+    waiting: int = 0
+    """Claims that wait for a sandbox."""
     started_total: int = 0
     failed_total: int = 0
     limits: dict[str, str] = {}

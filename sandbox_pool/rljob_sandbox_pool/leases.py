@@ -30,6 +30,10 @@ class ClaimRequest:
     """Empty: the pool's first."""
     job: str = ""
     """For whom; empty where the pool serves but one job."""
+    idle_seconds: float = 0.0
+    """The guest ends itself after so long without a call of the claim; 0: not."""
+    priority: int = 0
+    """Of the claims that wait, the highest is served first."""
 
 
 @dataclass(frozen=True)

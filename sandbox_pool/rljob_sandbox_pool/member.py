@@ -1,11 +1,12 @@
 """One sandbox as its pool sees it, and the pool's side of the guest's API.
 
-state      holds                                 leaves by
-STARTING   a process whose guest was not heard   the keyed challenge answered; a deadline
-READY      a pristine sandbox                    a claim; too long idle
-CLAIMED    an owner                              release, expiry
-RESETTING  what the owner left                   a verified reset → READY; evidence → ENDING
-ENDING     a kill under way                      nothing of it left
+state        holds                                 leaves by
+STARTING     a process whose guest was not heard   the keyed challenge answered; a deadline
+READY        a pristine sandbox                    a claim; too long idle
+CLAIMED      an owner                              release, expiry
+RESETTING    what the owner left                   a verified reset → READY; evidence → QUARANTINED
+QUARANTINED  evidence, for a look                  time; its place is wanted
+ENDING       a kill under way                      nothing of it left
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class MemberState(enum.Enum):
     """Has an owner."""
     RESETTING = "resetting"
     """Being cleaned and verified."""
+    QUARANTINED = "quarantined"
+    """A reset did not verify: never used again."""
     ENDING = "ending"
     """Killed; still holds its place."""
 
@@ -68,6 +71,8 @@ class Health(msgspec.Struct):
     """This and what follows is told only to a pool that proves itself, with the boot nonce it has heard."""
     job: str = ""
     claim: HeldClaim | None = None
+    evidence: list[str] = []
+    """Why it is quarantined."""
 
 
 class Member:
@@ -81,6 +86,10 @@ class Member:
         self.uses = 0
         self.job = ""
         """Whose claims it has served."""
+        self.claim_id = self.owner = ""
+        """Who holds it, while it is CLAIMED."""
+        self.evidence: list[str] = []
+        """Why it is QUARANTINED, in words of its guest."""
         self.boot_nonce = self.url = ""
         self.running = running
         self._key = spec.key
@@ -121,9 +130,10 @@ class Member:
             "boot_id": owner.boot_id,
             "job": request.job,
         }
+        if request.idle_seconds > 0:
+            body["idle_seconds"] = request.idle_seconds
         await self._call("POST", "/claim", json.dumps(body).encode())
         self.uses += 1
-        self.job = self.job or request.job
         return token
 
     def token(self, claim_id: str) -> str:

@@ -42,6 +42,7 @@ class Members:
         scope: What tells its sandboxes from those of pools of the same name elsewhere.
         title: The pool in metrics and log lines.
         on_change: Called whenever a sandbox comes into another state.
+        on_state: Told which.
         on_held: Told about an adopted sandbox that a claim holds.
         on_end: Told about a sandbox that serves no more.
     """
@@ -56,6 +57,7 @@ class Members:
         scope: str,
         title: str,
         on_change: Callable[[], None],
+        on_state: Callable[[Member], None],
         on_held: Callable[[Member, Health], None],
         on_end: Callable[[Member], object],
     ) -> None:
@@ -71,7 +73,8 @@ class Members:
         self.is_closing = False
         self._runtime, self._pool_key, self._clock = runtime, pool_key, clock
         self._name, self._scope, self._title = name, scope, title
-        self._on_change, self._on_held, self._on_end = on_change, on_held, on_end
+        self._on_change, self._on_state = on_change, on_state
+        self._on_held, self._on_end = on_held, on_end
         self._tasks: set[asyncio.Task[object]] = set()
         self._failed_at = float("-inf")
         """When a start last counted as one that failed."""
@@ -149,6 +152,9 @@ class Members:
     def enter(self, member: Member, state: MemberState) -> None:
         """It comes into a state."""
         member.state, member.since = state, self._clock.monotonic()
+        if state is not MemberState.CLAIMED:
+            member.claim_id = member.owner = ""
+        self._on_state(member)
         self._on_change()
 
     def end(self, member: Member, problem: str, *, failed: bool = True) -> None:
@@ -236,6 +242,8 @@ class Members:
     def _resume(self, member: Member, known: Health) -> None:
         member.uses, member.job = known.uses, known.job
         if known.state == "claimed":
+            if known.claim is not None:
+                member.claim_id, member.owner = known.claim.id, known.claim.owner
             self.enter(member, MemberState.CLAIMED)
             self._on_held(member, known)
         elif known.state == "warm":

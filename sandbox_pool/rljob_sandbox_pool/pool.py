@@ -13,7 +13,7 @@ sizes the pool. Sandboxes of an earlier pool manager are adopted: what they are 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 import structlog
@@ -88,6 +88,8 @@ class Pool:
         # in a cluster the chart's PodMonitor takes it apart into the labels namespace, job and pool
         self._title = f"{scope}/{job}/{name}" if scope else name
         self._clock = clock or SystemClock()
+        self.on_state: Callable[[Member], None] = lambda member: None
+        """Told about each sandbox that comes into another state. Called often: it must be quick."""
         self._leases = Leases(self._clock)
         self._changed = asyncio.Event()
         self._members = Members(
@@ -98,6 +100,7 @@ class Pool:
             scope=scope,
             title=self._title,
             on_change=self._changed.set,
+            on_state=self._entered,
             on_held=self._held,
             on_end=lambda member: self._leases.remove_sandbox(member.id),
         )
@@ -132,6 +135,10 @@ class Pool:
 
     async def _take(self, member: Member, request: ClaimRequest) -> bytes | None:
         """Make a ready sandbox the claim's; None where the sandbox would not."""
+        # Its job from here on, whatever becomes of the call: the guest may have taken the claim, env and all.
+        member.job = member.job or request.job
+        member.claim_id = request.id
+        member.owner = request.owner.name if request.owner else ""
         self._members.enter(member, MemberState.CLAIMED)
         try:
             await member.claim(request)
@@ -155,6 +162,9 @@ class Pool:
         expires = self._clock.monotonic() + seconds
         self._leases.add(Lease(claim_id, member.id, expires, encoded, owner, job))
         return encoded
+
+    def _entered(self, member: Member) -> None:
+        self.on_state(member)
 
     def _held(self, member: Member, known: Health) -> None:
         """An adopted sandbox is held by a claim that this broker has not made."""
@@ -259,6 +269,8 @@ class Pool:
             claimed=counts.claimed,
             starting=counts.starting,
             resetting=counts.resetting,
+            quarantined=counts.quarantined,
+            waiting=counts.waiting,
             started_total=self._members.num_started,
             failed_total=self._members.num_failed,
             limits=self._runtime.limits(),

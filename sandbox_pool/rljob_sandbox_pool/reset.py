@@ -20,6 +20,10 @@ class Fate(enum.Enum):
 
 def fate(recycle: Recycle, *, uses: int, broken: bool) -> Fate:
     """Decide about a sandbox that has had `uses` claims; `broken`: its owner found that it did not answer."""
-    if broken or recycle.strategy == "recreate" or uses > (recycle.max_reuses or DEFAULT_MAX_REUSES):
+    if (
+        broken
+        or recycle.strategy == "recreate"
+        or uses > (recycle.max_reuses or DEFAULT_MAX_REUSES)
+    ):
         return Fate.REPLACE
     return Fate.RESET

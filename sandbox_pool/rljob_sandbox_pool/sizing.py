@@ -17,13 +17,15 @@ class Counts:
     ready: int = 0
     claimed: int = 0
     resetting: int = 0
+    quarantined: int = 0
     ending: int = 0
     waiting: int = 0
 
     @property
     def total(self) -> int:
         """Everything that exists."""
-        return self.starting + self.ready + self.claimed + self.resetting + self.ending
+        living = self.starting + self.ready + self.claimed + self.resetting
+        return living + self.quarantined + self.ending
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(

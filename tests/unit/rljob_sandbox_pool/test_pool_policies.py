@@ -46,7 +46,7 @@ def test_starts(counts: Counts, warm: int, maximum: int, expected: int) -> None:
     assert len(found) == expected
 
 
-some_counts = st.builds(Counts, *(st.integers(0, 30) for _ in range(6)))
+some_counts = st.builds(Counts, *(st.integers(0, 30) for _ in range(7)))
 some_images = st.dictionaries(st.sampled_from("abc"), some_counts, min_size=1)
 
 
