@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import base64
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, NoReturn, Protocol, TypeVar
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import msgspec
 
 from rljob.errors import SandboxError
-from rljob.http1 import Answer, HttpClient, HttpError
+from rljob.http1 import Answer, HttpClient, HttpError, Transport
 from rljob.sandbox import ClaimAnswer, ExecResult
 from rljob.sandbox_wire import FILE_ERRORS, encode, refusal_of
 
@@ -43,24 +44,41 @@ class ClaimedSandbox:
     """One claimed sandbox; implements `rljob.sandbox.Sandbox`.
 
     The first failure of the connection or the protocol marks it `lost`: its broker then replaces instead of reusing it.
+
+    Args:
+        client: Takes the claim back.
+        claim: What the broker answered.
+        relay: Reaches the broker, which passes on what is for the guest; without it the sandbox is reached directly.
+
+    Attributes:
+        url: Address of the guest, for connections of other kinds; empty where it is relayed.
+        headers: What opens it to the claim.
     """
 
-    def __init__(self, client: Releases, claim: ClaimAnswer) -> None:
+    def __init__(
+        self, client: Releases, claim: ClaimAnswer, relay: Transport | None = None
+    ) -> None:
         self.id = claim.sandbox_id
         self.claim_id = claim.claim_id
+        self.claim = claim
         self.lost = False
-        self._client = client
-        self._released = False
-        try:
-            self.url = claim.url
-            self._http = HttpClient(claim.url, idle_seconds=IDLE_SECONDS)
-        except HttpError as error:
-            raise SandboxError(str(error)) from None
+        self.url, self._prefix = claim.url, ""
         self.headers = {
             "authorization": f"Bearer {claim.token}",
             "x-rljob-claim": claim.claim_id,
             "x-rljob-boot": claim.boot_nonce,
         }
+        self._client, self._relay = client, relay
+        self._released = False
+        if relay is not None:
+            self.url, self.headers = "", {}
+            self._prefix = f"/v1/claims/{quote(claim.claim_id, safe='')}/guest"
+            self._http: Transport = relay
+            return
+        try:
+            self._http = HttpClient(claim.url, idle_seconds=IDLE_SECONDS)
+        except HttpError as error:
+            raise SandboxError(str(error)) from None
 
     async def exec(
         self,
@@ -139,8 +157,13 @@ class ClaimedSandbox:
         if self._released:
             return
         self._released = True
-        await self._http.aclose()
+        await self.aclose()
         await self._client.release_claim(self.claim_id, broken=self.lost)
+
+    async def aclose(self) -> None:
+        """Close the connections; the claim stays."""
+        if self._relay is None:
+            await self._http.aclose()
 
     async def call(
         self,
@@ -157,24 +180,68 @@ class ClaimedSandbox:
             OSError, ValueError: what the guest refuses (`sandbox_wire.FILE_ERRORS`).
             SandboxError: everything else, which makes the sandbox `lost`.
         """
-        if self._released:
-            raise SandboxError(f"sandbox {self.id}: already released")
+        self._check_held()
         try:
             answer = await self._http.request(
                 method,
-                target,
+                self._prefix + target,
                 body,
                 headers=self.headers,
                 timeout_seconds=timeout,
                 max_body_bytes=max_body_bytes,
             )
         except TimeoutError:
-            self._lose(f"no answer to {method} {target.partition('?')[0]} within {timeout:g} s")
+            self._lose_silent(method, target, timeout)
         except HttpError as error:
             self._lose(str(error))
         if answer.status != 200:
             self._raise(answer)
         return answer
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        method: str,
+        target: str,
+        body: bytes = b"",
+        *,
+        timeout: float = CALL_SECONDS,
+        max_body_bytes: int = 65_536,
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """One call whose answer is read as it comes; leaving it hangs up, which ends what the guest does for it.
+
+        Args:
+            method: HTTP method.
+            target: Path and query.
+            body: Request body.
+            timeout: Until the answer begins. Who waits for its pieces may raise TimeoutError inside.
+            max_body_bytes: Of the whole answer.
+
+        Raises:
+            OSError, ValueError, SandboxError: see `call`.
+        """
+        self._check_held()
+        try:
+            async with self._http.stream(
+                method,
+                self._prefix + target,
+                body,
+                headers=self.headers,
+                timeout_seconds=timeout,
+                max_body_bytes=max_body_bytes,
+            ) as streamed:
+                if streamed.status != 200:
+                    refusal = b"".join([piece async for piece in streamed.pieces])
+                    self._raise(Answer(streamed.status, streamed.headers, refusal))
+                yield streamed.pieces
+        except TimeoutError:
+            self._lose_silent(method, target, timeout)
+        except HttpError as error:
+            self._lose(str(error))
+
+    def _check_held(self) -> None:
+        if self._released:
+            raise SandboxError(f"sandbox {self.id}: already released")
 
     def _decode(self, answer: Answer, kind: type[_T]) -> _T:
         try:
@@ -190,6 +257,9 @@ class ClaimedSandbox:
         if refusal.error in ("too_large", "bad_request"):
             raise ValueError(refusal.message)
         self._lose(f"{refusal.error}: {refusal.message} ({answer.status})")
+
+    def _lose_silent(self, method: str, target: str, seconds: float) -> NoReturn:
+        self._lose(f"no answer to {method} {target.partition('?')[0]} within {seconds:g} s")
 
     def _lose(self, reason: str) -> NoReturn:
         self.lost = True

@@ -18,7 +18,7 @@ from urllib.parse import quote
 from rljob import telemetry
 from rljob.claimed_sandbox import CALL_SECONDS, GRACE_SECONDS, IDLE_SECONDS, ClaimedSandbox
 from rljob.errors import DeadlineError, ManifestError, SandboxError
-from rljob.http1 import Answer, HttpClient, HttpError
+from rljob.http1 import Answer, HttpClient, HttpError, Transport
 from rljob.sandbox import ClaimAnswer, PoolStatus
 from rljob.sandbox_wire import Pools, decode, encode, is_away, refusal_of
 
@@ -41,6 +41,8 @@ class SandboxClient:
         job: The job's name.
         owner: Who claims. The first claim of an owner with a new boot id gives back what its earlier boots held.
         boot_id: Which start of the owner's process this is.
+        relay: Reaches the broker and carries its token, for who reaches neither broker nor sandboxes directly: what is
+            for a sandbox then goes by way of the broker, too.
     """
 
     def __init__(
@@ -51,11 +53,13 @@ class SandboxClient:
         *,
         owner: str = "",
         boot_id: str = "",
+        relay: Transport | None = None,
     ) -> None:
         self.url = broker_url
         token = os.environ.get(TOKEN_ENV, "") if token is None else token
         headers = {"authorization": f"Bearer {token}", "x-rljob-job": job}
-        self._http = HttpClient(broker_url, headers, idle_seconds=IDLE_SECONDS)
+        self._relay = relay
+        self._http = relay or HttpClient(broker_url, headers, idle_seconds=IDLE_SECONDS)
         self._owner = {"owner": owner, "boot_id": boot_id} if owner else {}
         self._releasing: set[asyncio.Task[bool]] = set()
         self._is_closed = False
@@ -99,11 +103,15 @@ class SandboxClient:
             **self._owner,
         }
         try:
-            return ClaimedSandbox(self, await self._acquire(request, timeout))
+            return self.attach(await self._acquire(request, timeout))
         except BaseException:
             # The broker may have granted it all the same: an answer lost, or this task cancelled while it was read.
             self._keep(self.release_claim(claim_id))
             raise
+
+    def attach(self, claim: ClaimAnswer) -> ClaimedSandbox:
+        """A sandbox that was claimed before, maybe by another process. Raises SandboxError."""
+        return ClaimedSandbox(self, claim, self._relay)
 
     async def _acquire(self, request: Mapping[str, Any], timeout: float) -> ClaimAnswer:
         loop = asyncio.get_running_loop()

@@ -465,3 +465,70 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused(tls_server):
     with pytest.raises(HttpError, match="certificate verify failed") as refused:
         await get(HttpClient(tls_server.url))
     assert not refused.value.connected
+
+
+# ── answers that come in pieces ──
+
+
+async def test_pieces_of_a_stream_are_read_as_they_are_sent(client, server):
+    sent_more = asyncio.Event()
+
+    async def slowly(reader, writer):
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nX-A: b\r\n\r\n3\r\nabc\r\n")
+        await sent_more.wait()
+        writer.write(b"2\r\nde\r\n0\r\n\r\n")
+        await writer.drain()
+
+    server.answers = [slowly]
+    async with client.stream("POST", "/a", b"body", timeout_seconds=5) as streamed:
+        assert (streamed.status, streamed.headers["x-a"]) == (200, "b")
+        assert await anext(streamed.pieces) == b"abc"
+        sent_more.set()
+        assert [piece async for piece in streamed.pieces] == [b"de"]
+    assert server.bodies == [b"body"]
+
+
+async def test_who_leaves_a_stream_hangs_up(client, server):
+    hung_up = asyncio.Event()
+
+    async def endless(reader, writer):
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n")
+        await reader.read()
+        hung_up.set()
+
+    server.answers = [endless]
+    async with client.stream("GET", "/a", timeout_seconds=5) as streamed:
+        await anext(streamed.pieces)
+    async with asyncio.timeout(5):
+        await hung_up.wait()
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhang", "hung up"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhang", "hung up"),
+        (chunked(b"6\r\nxxxxxx", b"6\r\nxxxxxx", b"0\r\n"), "past the limit of 10 bytes"),
+        (b"HTTP/1.1 200 OK\r\n\r\nhang up and more", "past the limit of 10 bytes"),
+        (chunked(b"-5\r\nhello"), "malformed chunk"),
+    ],
+)
+async def test_a_stream_that_breaks_or_lies_is_named(client, server, answer, reason):
+    async def once(reader, writer):
+        writer.write(answer)
+        await writer.drain()
+
+    server.answers = [once]
+    with pytest.raises(HttpError, match=reason):
+        async with client.stream("GET", "/a", timeout_seconds=5, max_body_bytes=10) as streamed:
+            [piece async for piece in streamed.pieces]
+
+
+async def test_a_stream_that_never_begins_ends_at_its_deadline(client, server):
+    async def silent(reader, writer):
+        await reader.read()
+
+    server.answers = [silent]
+    with pytest.raises(TimeoutError):
+        async with client.stream("GET", "/a", timeout_seconds=0.1):
+            pass
