@@ -101,8 +101,8 @@ chart: $(STAMP) helm-tool ## lint, render and check the Helm chart
 	done
 	$(PYTEST) tests/unit/test_chart.py $(ARGS)
 
-bench: install ## the benchmarks, one JSON line per figure (NAME=codec for one)
-	@$(BIN)/python -m benchmarks $(NAME)
+bench: install ## the benchmarks, one JSON line per figure (NAME=codec for one, ARGS=--short for a glance)
+	@$(BIN)/python -m benchmarks $(NAME) $(ARGS)
 
 # ── a cluster on this machine (Debian, root, Go) ──
 
