@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
@@ -75,10 +75,19 @@ def answer(value: Any) -> Response:
 
 
 class RequestParser:
-    """Cuts a byte stream into requests. A `RefusedError` from `feed` ends the connection."""
+    """Cuts a byte stream into requests. A `RefusedError` from `feed` ends the connection.
 
-    def __init__(self, max_body_bytes: int) -> None:
-        self._max_body_bytes = max_body_bytes
+    Args:
+        max_body_bytes: Largest body of any request.
+        admit: Told method, target, headers and length of each before its body is read; may refuse it.
+    """
+
+    def __init__(
+        self,
+        max_body_bytes: int,
+        admit: Callable[[str, str, Mapping[str, str], int], None] = lambda *head: None,
+    ) -> None:
+        self._max_body_bytes, self._admit = max_body_bytes, admit
         self._buffer = bytearray()
         self._head: tuple[str, str, dict[str, str]] | None = None
         self._length = 0
@@ -126,6 +135,7 @@ class RequestParser:
             raise RefusedError(400, "bad_request", "not an HTTP/1.1 request")
         headers = dict(_header(line) for line in lines[1:])
         self._length = self._body_length(headers)
+        self._admit(parts[0], parts[1], headers, self._length)
         self._head = parts[0], parts[1], headers
         return True
 
