@@ -44,11 +44,14 @@ EnvVars = Annotated[
 Quantities = Annotated[dict[str, Any], Field(max_length=8)]
 """Kubernetes resource requirements: `limits`, `requests`, `claims`."""
 
+LABEL_KEY = (
+    "^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+)
+_LabelKey = Annotated[str, Field(pattern=LABEL_KEY, max_length=317)]
+
 LabelMap = Annotated[
     dict[
-        Annotated[
-            str, Field(pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_./]*[A-Za-z0-9])?$", max_length=317)
-        ],
+        _LabelKey,
         Annotated[
             str, Field(pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$", max_length=63)
         ],
@@ -59,17 +62,15 @@ LabelMap = Annotated[
 
 AnnotationMap = Annotated[
     dict[
-        Annotated[
-            str, Field(pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_./]*[A-Za-z0-9])?$", max_length=317)
-        ],
+        _LabelKey,
         Annotated[str, Field(max_length=4096)],
     ],
     Field(max_length=32),
 ]
 """Kubernetes annotations."""
 
-FolderPath = Annotated[str, Field(pattern=r"^(/[^/\x00-\x1f$]+)+$", max_length=256)]
-"""An absolute path without a slash at its end."""
+FolderPath = Annotated[str, Field(pattern=r"^(/[^/:\x00-\x1f$]+)+$", max_length=256)]
+"""An absolute path without a slash at its end; a mount cannot have a colon in it."""
 
 FreeObject = Annotated[dict[str, Any], Field(max_length=16)]
 """A piece of a Kubernetes object."""

@@ -12,7 +12,9 @@ from typing import Any, Final
 import yaml
 
 from rljob.api.crd_immutable import immutable_rules, item_rules
-from rljob.api.crd_rules import POOL_RULES, ROOT_RULES, TASK_RULES, Rule, spec_rules
+from rljob.api.crd_pools import JOB_POOL_RULES, POOL_RULES
+from rljob.api.crd_rule import Rule
+from rljob.api.crd_rules import ROOT_RULES, TASK_RULES, spec_rules
 from rljob.api.crd_schema import Schema, structural
 from rljob.api.rljob_types import API_VERSION, KIND, RLJob, RLJobSpec
 from rljob.api.sandboxpool_types import SandboxPoolSpec
@@ -64,7 +66,7 @@ def rljobs() -> Schema:
     spec = structural(RLJobSpec)
     tasks, pools = (spec["properties"][name]["items"] for name in ("tasks", "sandboxPools"))
     _judge(tasks, TASK_RULES)
-    _judge(pools, (*POOL_RULES, *item_rules("sandboxPools", pools)))
+    _judge(pools, (*JOB_POOL_RULES, *item_rules("sandboxPools", pools)))
     _judge(spec, (*spec_rules(), *immutable_rules(spec)))
     root = _root(RLJob.__doc__, spec, structural(RLJobStatus))
     _judge(root, ROOT_RULES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rljob.api.crd_rules import Rule
+from rljob.api.crd_rule import Rule
 from rljob.api.mutability import holds_mutable, is_mutable
 
 _FIX = "is immutable: a job keeps it; make a new RLJob"

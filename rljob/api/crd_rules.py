@@ -14,9 +14,8 @@ What only rljob can know, and the operator answers with Accepted=False:
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 from rljob.api.base import ENV_NAME, JOB_NAME
+from rljob.api.crd_rule import Rule
 from rljob.api.effects import (
     BYTES_PER_TOKEN,
     LABEL_LENGTH,
@@ -43,23 +42,6 @@ _EPISODES = (
 )
 _OWN_STORE = "!has(self.store.redis.url) && !has(self.store.redis.secretRef)"
 _REDIS = "self.store.redis"
-
-
-class Rule(NamedTuple):
-    """One `x-kubernetes-validations` entry."""
-
-    rule: str
-    message: str
-    field: str = ""
-    """Where the fault is told, below the place of the rule."""
-    reason: str = "FieldValueInvalid"
-
-    def entry(self) -> dict[str, Any]:
-        """As it stands in the CRD."""
-        entry = {"rule": self.rule, "message": self.message}
-        if self.field:
-            entry["fieldPath"] = f".{self.field}"
-        return entry if self.reason == "FieldValueInvalid" else entry | {"reason": self.reason}
 
 
 def _absent(path: str) -> str:
@@ -325,18 +307,4 @@ TASK_RULES = (
         "reward.options",
     ),
     _env("sandbox.env"),
-)
-
-POOL_RULES = (
-    Rule("self.warm <= self.max", "is above max; lower it", "warm"),
-    Rule(
-        "!has(self.recycle.maxReuses) || self.recycle.strategy == 'reset'",
-        "has no effect with strategy recreate; remove it",
-        "recycle.maxReuses",
-    ),
-    Rule(
-        "self.podSecurity != 'baseline' || has(self.runtimeClassName)",
-        "baseline needs a runtimeClassName that isolates the sandbox; add it, e.g. gvisor, or use restricted",
-        "podSecurity",
-    ),
 )

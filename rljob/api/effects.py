@@ -15,6 +15,7 @@ from rljob.api.engine_args import reserved
 from rljob.api.modes import COLLECTED_EPISODES, drop_without_effect, mode_rules
 from rljob.api.placement import sources
 from rljob.api.plugin_names import unknown_plugins
+from rljob.api.pool_effects import pool_problems
 from rljob.api.problem import Problem
 from rljob.api.rljob_types import RLJob, Sampling
 from rljob.api.source import KeyPath
@@ -188,21 +189,13 @@ def _lengths(job: RLJob) -> Iterator[Problem]:
 
 def _pools(job: RLJob) -> Iterator[Problem]:
     for index, pool in enumerate(job.spec.sandbox_pools):
-        if pool.recycle.max_reuses is not None and pool.recycle.strategy != "reset":
-            yield Problem(
-                ("spec", "sandboxPools", index, "recycle", "maxReuses"),
-                "has no effect with strategy recreate",
-                "remove it",
-            )
-        if pool.pod_security == "baseline" and pool.runtime_class_name is None:
-            yield Problem(
-                ("spec", "sandboxPools", index, "podSecurity"),
-                "baseline needs a runtimeClassName that isolates the sandbox",
-                "add runtimeClassName, e.g. gvisor, or use restricted",
-            )
-        yield from _duplicates(
-            ("spec", "sandboxPools", index, "images"), [item.image for item in pool.images], "image"
-        )
+        place: KeyPath = ("spec", "sandboxPools", index)
+        for problem in pool_problems(pool):
+            yield problem._replace(path=(*place, *problem.path))
+        if pool.max_per_job is not None:
+            fault = "has no effect in a job's own pool"
+            yield Problem((*place, "maxPerJob"), fault, "remove it, or lower max")
+        yield from _duplicates((*place, "images"), [item.image for item in pool.images], "image")
         images = {item.image for item in pool.images}
         for number, task in enumerate(job.spec.tasks):
             if (

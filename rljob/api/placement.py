@@ -35,8 +35,12 @@ CLUSTER_ONLY: tuple[KeyPath, ...] = tuple(
         "spec.scheduling.queueName",
         "spec.scheduling.priorityClassName",
         "spec.sandboxPools.*.images",
+        "spec.sandboxPools.*.prePull",
+        "spec.sandboxPools.*.readOnlyRoot",
         "spec.sandboxPools.*.runtimeClassName",
         "spec.sandboxPools.*.podSecurity",
+        "spec.sandboxPools.*.hostUsers",
+        "spec.sandboxPools.*.pod",
         "spec.sandboxPools.*.resources",
         "spec.tasks.*.sandbox.image",
     )
@@ -65,11 +69,20 @@ def sources(job: RLJob) -> Iterator[tuple[KeyPath, str]]:
 
 
 def refused_locally(job: RLJob) -> list[Problem]:
-    """What one machine does not have and cannot do without: volumes of a cluster."""
-    return [
+    """What one machine does not have and cannot do without: volumes of a cluster, networks for sandboxes."""
+    volumes = [
         Problem(path, f"{value} is a volume of a cluster", "use file:// on one machine")
         for path, value in sources(job)
         if value.startswith("pvc://")
+    ]
+    return volumes + [
+        Problem(
+            ("spec", "sandboxPools", index, "egress"),
+            f"{pool.egress} is a policy of a cluster: sandboxes of one machine reach nothing",
+            "use none",
+        )
+        for index, pool in enumerate(job.spec.sandbox_pools)
+        if pool.egress != "none"
     ]
 
 

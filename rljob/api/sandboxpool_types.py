@@ -85,8 +85,8 @@ class SandboxPoolSpec(ApiModel):
     max_per_job: int | None = Field(default=None, ge=1, le=100_000)
     """Sandboxes that one job may hold at once, in a pool that several share."""
     writable_paths: list[FolderPath] = Field(default_factory=list, max_length=16)
-    """Folders of the image that commands may change, besides /workspace and /tmp. Each begins as the image has it, and a
-    reset brings that back."""
+    """Folders of the image that commands may change, besides /workspace and /tmp. Each holds `limits.diskMib`, begins
+    as the image has it, and a reset brings that back."""
     read_only_root: bool = True
     """false: commands may change the image's own files anywhere, which only strategy `recreate` takes back (cluster
     only)."""
