@@ -39,6 +39,10 @@ SERVICE_ACCOUNT: Final = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 CORE_EVENT: Final = Resource("", "v1", "events", "Event")
 NAMESPACE: Final = Resource("", "v1", "namespaces", "Namespace", namespaced=False)
 NODE: Final = Resource("", "v1", "nodes", "Node", namespaced=False)
+RESOURCE_QUOTA: Final = Resource("", "v1", "resourcequotas", "ResourceQuota")
+RUNTIME_CLASS: Final = Resource(
+    "node.k8s.io", "v1", "runtimeclasses", "RuntimeClass", namespaced=False
+)
 JOB: Final = Resource("batch", "v1", "jobs", "Job")
 STATEFUL_SET: Final = Resource("apps", "v1", "statefulsets", "StatefulSet")
 DEPLOYMENT: Final = Resource("apps", "v1", "deployments", "Deployment")
