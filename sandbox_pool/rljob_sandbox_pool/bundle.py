@@ -19,11 +19,13 @@ import struct
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
 from modulefinder import ModuleFinder
 from pathlib import Path
 
 PACKAGE = "rljob_sandbox_pool.guest"
 ENTRY = f"from {PACKAGE}.pod import main; main()"
+_SEED_ENTRY = f"import sys; from {PACKAGE}.seed import main; sys.exit(main())"
 _ALWAYS = "os io abc site codecs encodings.utf_8 encodings.latin_1 encodings.ascii encodings.idna traceback linecache"
 """What an interpreter imports by itself, by name or for an error."""
 _NEVER = (
@@ -56,8 +58,17 @@ def build(dest: Path) -> None:
 
 def command(folder: str) -> list[str]:
     """What starts the guest of a bundle that lies in `folder`."""
+    return _python(folder, ENTRY)
+
+
+def seed_command(folder: str, seed: str, target: str, paths: Sequence[str]) -> list[str]:
+    """What copies writable folders before the guest starts: path number n to `seed`/n and to `target`/n."""
+    return [*_python(folder, _SEED_ENTRY), seed, target, *paths]
+
+
+def _python(folder: str, code: str) -> list[str]:
     library_path = f"{folder}/lib"
-    python = [f"{folder}/bin/python3", "-I", "-S", "-c", ENTRY]
+    python = [f"{folder}/bin/python3", "-I", "-S", "-c", code]
     return [f"{library_path}/loader", "--library-path", library_path, *python]
 
 
@@ -68,7 +79,7 @@ def _modules() -> dict[str, Path]:
         path for path in (f"{stdlib}/lib-dynload", sysconfig.get_path("platstdlib")) if path
     ]
     finder = ModuleFinder([stdlib, *extensions, str(_package_folder().parents[1])], excludes=_NEVER)
-    for name in [*_ALWAYS.split(), f"{PACKAGE}.pod"]:
+    for name in [*_ALWAYS.split(), f"{PACKAGE}.pod", f"{PACKAGE}.seed"]:
         finder.import_hook(name)
     files = {name: getattr(module, "__file__", None) for name, module in finder.modules.items()}
     found = {name: Path(file) for name, file in files.items() if file}

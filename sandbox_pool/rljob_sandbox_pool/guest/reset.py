@@ -7,7 +7,6 @@ A difference is evidence: the sandbox is not used again.
 
 from __future__ import annotations
 
-import errno
 import os
 import resource
 import stat
@@ -15,11 +14,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from rljob_sandbox_pool.guest.folders import FOLDER, empty
 from rljob_sandbox_pool.guest.system import User
 
-MAX_ENTRIES = 2_000_000
-"""A tree with more is not emptied: the sandbox is replaced instead."""
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _IPC_TABLES = ("/proc/sysvipc/shm", "/proc/sysvipc/sem", "/proc/sysvipc/msg")
 
 
@@ -109,45 +106,17 @@ def _read(path: str) -> bytes:
 
 
 def empty_folder(path: str, user: User) -> None:
-    """Remove all that is in it, whatever its modes, names and depth. Raises OSError."""
+    """Remove all that is in it, and what its owner attached to it. Raises OSError."""
     with user.borrowed():
-        at = os.open(path, _FOLDER)
+        at = os.open(path, FOLDER)
         try:
             info = os.fstat(at)
             if info.st_uid == os.geteuid():
                 for name in os.listxattr(at):
                     os.removexattr(at, name)
-            _empty(at)
+            empty(at)
         finally:
             os.close(at)
-
-
-def _empty(at: int) -> None:
-    """Folders that are not empty are emptied by moving what they hold up here: any depth, two descriptors."""
-    moved = 0
-    pending = os.listdir(at)
-    while pending:
-        name = pending.pop()
-        if not stat.S_ISDIR(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
-            os.unlink(name, dir_fd=at)
-            continue
-        os.chmod(name, 0o700, dir_fd=at)
-        inner = os.open(name, _FOLDER, dir_fd=at)
-        try:
-            for child in os.listdir(inner):
-                if stat.S_ISDIR(os.stat(child, dir_fd=inner, follow_symlinks=False).st_mode):
-                    moved += 1
-                    os.chmod(child, 0o700, dir_fd=inner)
-                    lifted = f".rljob-empty-{moved}-{os.getpid()}"
-                    os.rename(child, lifted, src_dir_fd=inner, dst_dir_fd=at)
-                    pending.append(lifted)
-                else:
-                    os.unlink(child, dir_fd=inner)
-        finally:
-            os.close(inner)
-        os.rmdir(name, dir_fd=at)
-        if moved > MAX_ENTRIES:
-            raise OSError(errno.EMFILE, "too many folders")
 
 
 class Reset:

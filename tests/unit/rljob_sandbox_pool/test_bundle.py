@@ -54,6 +54,19 @@ def test_what_the_guest_may_import_late_is_there(root: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="chroot needs root")
+def test_folders_are_copied_from_a_root_without_anything_else(root: Path) -> None:
+    for name in ("seed", "target", "data"):
+        (root / name).mkdir()
+    (root / "data/file").write_text("as the image has it")
+    command = bundle.seed_command(GUEST, "/seed", "/target", ["/none", "/data"])
+    argv = ["chroot", str(root), *command]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    for name in ("seed", "target"):
+        assert (root / name / "1/file").read_text() == "as the image has it"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="chroot needs root")
 def test_the_guest_answers_from_an_empty_root(root: Path, free_port: Callable[[], int]) -> None:
     config = {
         "id": "box-1",
