@@ -34,6 +34,17 @@ class ClaimAnswer(msgspec.Struct):
     boot_nonce: str
 
 
+class ClaimStatus(msgspec.Struct):
+    """Broker → client: one claim as `GET /v1/claims` tells it."""
+
+    claim_id: str
+    sandbox_id: str
+    pool: str
+    image: str
+    owner: str
+    seconds_left: float
+
+
 class PoolStatus(msgspec.Struct):
     """Broker → client: one pool as `GET /v1/pools` tells it."""
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 
 import structlog
 
@@ -16,9 +17,41 @@ MAX_CONNECTIONS = 4096
 MAX_QUEUED = 16
 """Requests that one connection may send ahead of their answers."""
 IDLE_SECONDS = 60.0
-"""Without a whole request for so long, a connection is closed."""
+"""Without a whole request, or with an answer that is not taken, for so long, a connection is closed."""
+LINGER_SECONDS = 2.0
+"""How long what a refused peer still sends is thrown away, so that it can read why."""
+SMALL_BYTES = 1_000_000
+"""Bodies up to here are taken from anyone."""
+MAX_LARGE_BYTES = 128 * 1024 * 1024
+"""Of the larger ones, all that are held at once."""
 
-Handler = Callable[[Request], Awaitable[Response]]
+
+@dataclass(frozen=True)
+class StreamedResponse:
+    """An answer that is passed on as it comes."""
+
+    status: int
+    headers: Mapping[str, str]
+    """A content-length among them; else the body goes out in chunks."""
+    pieces: AsyncIterator[bytes]
+    close: Callable[[], Awaitable[object]]
+    """Called when it is done with, whole or not."""
+
+    def head(self) -> bytes:
+        """Everything before the body."""
+        lines = [f"HTTP/1.1 {self.status} Passed on"]
+        lines += [f"{name}: {value}" for name, value in self.headers.items()]
+        lines += [] if self.has_length else ["transfer-encoding: chunked"]
+        return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n"
+
+    @property
+    def has_length(self) -> bool:
+        """Whether the body's length is said beforehand."""
+        return "content-length" in self.headers
+
+
+Handler = Callable[[Request], Awaitable[Response | StreamedResponse]]
+Admit = Callable[[str, str, Mapping[str, str], int], None]
 _log = structlog.get_logger("rljob.sandbox_pool")
 
 
@@ -27,11 +60,15 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, server: HttpServer) -> None:
         self._server = server
-        self._parser = RequestParser(server.max_body_bytes)
+        self._parser = RequestParser(server.max_body_bytes, self._admit)
         self._requests: list[Request] = []
         self._task: asyncio.Task[None] | None = None
         self._transport: asyncio.Transport | None = None
         self._idle: asyncio.TimerHandle | None = None
+        self._large_bytes = 0
+        self._refused = False
+        self._writable = asyncio.Event()
+        self._writable.set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -46,23 +83,51 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.connections.discard(self)
         self._stop_idle()
+        self._forget_large()
         if self._task is not None:
             self._task.cancel()
 
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
     def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
         try:
             self._requests += self._parser.feed(data)
             if len(self._requests) > MAX_QUEUED:
                 raise RefusedError(429, "too_many", "wait for answers before asking more")
         except RefusedError as refusal:
-            self._send(refusal.response(close=True))
+            self._refuse(refusal)
             return
         self._next()
 
     def close(self) -> None:
-        """Hang up."""
+        """Hang up, whatever was not sent yet."""
         if self._transport is not None:
-            self._transport.close()
+            self._transport.abort()
+
+    def _refuse(self, refusal: RefusedError) -> None:
+        """Say why and hang up: at once, the answer would be lost where the peer is still sending."""
+        self._refused = True
+        self._stop_idle()
+        self._send(refusal.response(close=True))
+        self._idle = asyncio.get_running_loop().call_later(LINGER_SECONDS, self.close)
+
+    def _admit(self, method: str, target: str, headers: Mapping[str, str], length: int) -> None:
+        self._server.admit(method, target, headers, length)
+        if length > SMALL_BYTES:
+            if self._server.large_bytes + length > MAX_LARGE_BYTES:
+                raise RefusedError(429, "busy", "too many large bodies", {"retry-after": "1"})
+            self._server.large_bytes += length
+            self._large_bytes += length
+
+    def _forget_large(self) -> None:
+        self._server.large_bytes -= self._large_bytes
+        self._large_bytes = 0
 
     def _watch_idle(self) -> None:
         self._idle = asyncio.get_running_loop().call_later(IDLE_SECONDS, self.close)
@@ -78,23 +143,59 @@ class _Connection(asyncio.Protocol):
             self._task = asyncio.get_running_loop().create_task(self._serve(self._requests.pop(0)))
 
     async def _serve(self, request: Request) -> None:
-        self._send(await self._server.answer(request))
+        response = await self._server.answer(request)
+        if isinstance(response, Response):
+            self._send(response)
+        else:
+            await self._pass_on(response)
         self._task = None
-        self._watch_idle()
-        self._next()
+        if not self._requests and self._parser.idle:
+            self._forget_large()
+        if not self._refused:
+            self._watch_idle()
+            self._next()
 
     def _send(self, response: Response) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(response.encode())
             if response.close:
-                self._transport.close()
+                self._transport.write_eof()
+
+    async def _pass_on(self, response: StreamedResponse) -> None:
+        assert self._transport is not None
+        try:
+            self._transport.write(response.head())
+            async for piece in response.pieces:
+                framed = piece if response.has_length else b"%x\r\n%b\r\n" % (len(piece), piece)
+                self._transport.write(framed)
+                async with asyncio.timeout(IDLE_SECONDS):
+                    await self._writable.wait()
+            self._transport.write(b"" if response.has_length else b"0\r\n\r\n")
+        except (OSError, TimeoutError):
+            self.close()  # nothing else tells the peer that this was not all
+        finally:
+            await response.close()
 
 
 class HttpServer:
-    """Listens on one address and answers through one handler."""
+    """Listens on one address and answers through one handler.
 
-    def __init__(self, handler: Handler, *, max_body_bytes: int = 1_000_000) -> None:
-        self.max_body_bytes = max_body_bytes
+    Args:
+        handler: Answers a request.
+        max_body_bytes: Largest body of any request.
+        admit: Told method, target, headers and length of each before its body is read; may raise RefusedError.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        max_body_bytes: int = SMALL_BYTES,
+        admit: Admit = lambda *head: None,
+    ) -> None:
+        self.max_body_bytes, self.admit = max_body_bytes, admit
+        self.large_bytes = 0
+        """Of the large bodies that are held now."""
         self.connections: set[_Connection] = set()
         self._handler = handler
         self._socket: socket.socket | None = None
@@ -125,7 +226,7 @@ class HttpServer:
         for connection in list(self.connections):
             connection.close()
 
-    async def answer(self, request: Request) -> Response:
+    async def answer(self, request: Request) -> Response | StreamedResponse:
         """The handler's answer; a fault of ours is 500 and a line in the log, never a dead connection."""
         try:
             return await self._handler(request)

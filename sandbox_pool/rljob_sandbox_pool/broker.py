@@ -1,14 +1,17 @@
 """The broker's HTTP API: who may claim, from which pool.
 
-    POST   /v1/claims {request_id, pool, image, env, ttl_seconds, wait_seconds, owner, boot_id}
+    POST   /v1/claims {request_id, pool, image, env, ttl_seconds, idle_seconds, wait_seconds, priority, owner, boot_id}
                       → {claim_id, sandbox_id, url, token, boot_nonce}
                       429 all places taken, 503 none ready yet, both with Retry-After; 404 no such pool or image
+    GET    /v1/claims                  → {claims: [...]}: what the job holds
     DELETE /v1/claims/{id}[?broken=1]  → {}; 404 no such claim
+    ANY    /v1/claims/{id}/guest/PATH  → what the guest of the claim answers (`relay.py`); 502 it cannot be reached
     GET    /v1/pools                   → {pools: [...]}
     GET    /healthz                    anyone
     GET    /readyz                     anyone: 503 until there is something to serve from
                       503 `standby` to everything else while another pool manager is the active one
 
+The token comes as `authorization: Bearer`, or as `x-rljob-token` where something in between takes the former away.
 Who may see which pools is the directory's to say: on one machine one token opens all of them, in a cluster a job's
 token opens the job's own and those that its namespace shares.
 The request id becomes the claim id: a repeated request gets the same claim, and whoever lost the answer can still
@@ -21,17 +24,21 @@ import asyncio
 import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote
 
 import msgspec
 
+from rljob.sandbox import ClaimAnswer, ClaimStatus, PoolStatus
+from rljob_sandbox_pool.aserver import SMALL_BYTES, HttpServer, StreamedResponse
 from rljob_sandbox_pool.guest import checks
 from rljob_sandbox_pool.guest.wire import RefusedError, Request, Response, answer
 from rljob_sandbox_pool.leases import ClaimRequest, Owner
 from rljob_sandbox_pool.pool import NoSandboxError, Pool
+from rljob_sandbox_pool.relay import MAX_BODY_BYTES, relay
 
 MAX_WAIT_SECONDS = 30.0
+MAX_PRIORITY = 100
 _CLAIMS = "/v1/claims"
 
 
@@ -81,6 +88,12 @@ class OneJob:
         return ""
 
 
+def make_server(directory: Directory) -> HttpServer:
+    """The broker's server, which listens nowhere yet."""
+    broker = Broker(directory)
+    return HttpServer(broker.handle, max_body_bytes=MAX_BODY_BYTES, admit=broker.admit)
+
+
 class Broker:
     """Claims and releases over HTTP."""
 
@@ -88,7 +101,7 @@ class Broker:
         self._directory = directory
         self._pending: dict[tuple[str, str], asyncio.Task[bytes]] = {}
 
-    async def handle(self, request: Request) -> Response:
+    async def handle(self, request: Request) -> Response | StreamedResponse:
         """Answer one request. Raises RefusedError."""
         if request.path == "/healthz":
             return answer({"ok": True})
@@ -98,25 +111,38 @@ class Broker:
             return answer({"ok": True, "standby": self._directory.standby()})
         if reason := self._directory.standby():
             raise RefusedError(503, "standby", reason, {"retry-after": "0.5"})
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        tenant = self._directory.tenant(token) if scheme == "Bearer" else None
+        return await self._route(request, self._tenant(request.headers))
+
+    def admit(self, method: str, target: str, headers: Mapping[str, str], length: int) -> None:
+        """Only what is passed on to a guest may be large, and only a job's. Raises RefusedError."""
+        if length <= SMALL_BYTES:
+            return
+        self._tenant(headers)
+        if _guest_path(target.partition("?")[0]) is None:
+            raise RefusedError(413, "too_large", f"a body is at most {SMALL_BYTES} bytes")
+
+    def _tenant(self, headers: Mapping[str, str]) -> Tenant:
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        token = headers.get("x-rljob-token", bearer if scheme == "Bearer" else "")
+        tenant = self._directory.tenant(token) if token else None
         if tenant is None:
             raise RefusedError(401, "unauthorized", "the broker's token is missing or wrong")
-        return await self._route(request, tenant)
+        return tenant
 
-    async def _route(self, request: Request, tenant: Tenant) -> Response:
-        if (request.method, request.path) == ("POST", _CLAIMS):
+    async def _route(self, request: Request, tenant: Tenant) -> Response | StreamedResponse:
+        method, path = request.method, request.path
+        if (method, path) == ("POST", _CLAIMS):
             return await self._claim(request, tenant)
-        if request.method == "DELETE" and request.path.startswith(_CLAIMS + "/"):
-            claim_id = unquote(request.path[len(_CLAIMS) + 1 :])
+        if (method, path) == ("GET", _CLAIMS):
+            return Response(200, msgspec.json.encode({"claims": _claims(tenant)}))
+        if (method, path) == ("GET", "/v1/pools"):
+            return Response(200, msgspec.json.encode({"pools": _pools(tenant)}))
+        if guest := _guest_path(path):
+            return await relay(request, guest.path, *_held(tenant, guest.claim_id))
+        if method == "DELETE" and path.startswith(_CLAIMS + "/"):
+            claim_id = unquote(path[len(_CLAIMS) + 1 :])
             return await self._release(claim_id, tenant, broken=request.query.get("broken") == "1")
-        if (request.method, request.path) == ("GET", "/v1/pools"):
-            statuses = [
-                msgspec.structs.replace(pool.status(), name=name)
-                for name, pool in tenant.pools.items()
-            ]
-            return Response(200, msgspec.json.encode({"pools": statuses}))
-        raise RefusedError(404, "no_route", f"{request.method} {request.path}"[:200])
+        raise RefusedError(404, "no_route", f"{method} {path}"[:200])
 
     async def _claim(self, request: Request, tenant: Tenant) -> Response:
         body = checks.json_object(request.body)
@@ -134,6 +160,8 @@ class Broker:
             owner=Owner(owner, boot_id) if owner else None,
             image=str(image or ""),
             job=tenant.job,
+            idle_seconds=_idle_seconds(body),
+            priority=int(checks.number(body, "priority", 0, -MAX_PRIORITY, MAX_PRIORITY)),
         )
         key = (tenant.job, claim_id)
         if key in self._pending:
@@ -161,9 +189,54 @@ class Broker:
         for pool in tenant.pools.values():
             if await pool.release(claim_id, job=tenant.job, broken=broken):
                 return answer({})
-        raise RefusedError(
-            404, "unknown_claim", "no such claim: released, expired, or made by an earlier broker"
-        )
+        raise _unknown_claim()
+
+
+class _GuestPath(NamedTuple):
+    claim_id: str
+    path: str
+
+
+def _guest_path(path: str) -> _GuestPath | None:
+    """`/v1/claims/{id}/guest/…`, apart."""
+    claim_id, found, rest = path.removeprefix(_CLAIMS + "/").partition("/guest/")
+    if not path.startswith(_CLAIMS + "/") or not found or "/" in claim_id:
+        return None
+    return _GuestPath(unquote(claim_id), "/" + rest)
+
+
+def _held(tenant: Tenant, claim_id: str) -> tuple[ClaimAnswer, float]:
+    for pool in tenant.pools.values():
+        if held := pool.held(claim_id, job=tenant.job):
+            return held
+    raise _unknown_claim()
+
+
+def _unknown_claim() -> RefusedError:
+    return RefusedError(
+        404, "unknown_claim", "no such claim: released, expired, or made by an earlier broker"
+    )
+
+
+def _claims(tenant: Tenant) -> list[ClaimStatus]:
+    return [
+        msgspec.structs.replace(claim, pool=name)
+        for name, pool in tenant.pools.items()
+        for claim in pool.claims(tenant.job)
+    ]
+
+
+def _pools(tenant: Tenant) -> list[PoolStatus]:
+    return [
+        msgspec.structs.replace(pool.status(), name=name) for name, pool in tenant.pools.items()
+    ]
+
+
+def _idle_seconds(body: Mapping[str, Any]) -> float:
+    """0: a claim that is not used does not end."""
+    if body.get("idle_seconds") is None:
+        return 0.0
+    return checks.number(dict(body), "idle_seconds", 0.0, 1.0, checks.MAX_TTL_SECONDS)
 
 
 def _pool(tenant: Tenant, name: str, image: object) -> Pool:

@@ -29,8 +29,7 @@ from rljob.kube.errors import KubeError
 from rljob.kube.lease import LeaderLease, LeaseLostError
 from rljob.kube.resources import POD
 from rljob.settings import Settings
-from rljob_sandbox_pool.aserver import HttpServer
-from rljob_sandbox_pool.broker import Broker, Tenant
+from rljob_sandbox_pool.broker import Tenant, make_server
 from rljob_sandbox_pool.cluster_config import (
     ACTIVE,
     LEASE_NAME,
@@ -77,7 +76,7 @@ class PoolManager:
         self._kube, self._config, self._identity = kube, config, identity
         self._serves = False
         self._unready = "the API server was not reached yet"
-        self._server = HttpServer(Broker(self).handle)
+        self._server = make_server(self)
 
     def tenant(self, token: str) -> Tenant | None:
         """See `broker.Directory`."""

@@ -90,6 +90,10 @@ class Leases:
             and lease.owner.boot_id != owner.boot_id
         ]
 
+    def of_job(self, job: str = "") -> list[Lease]:
+        """What a job holds."""
+        return [lease for lease in self._by_claim.values() if lease.job == job]
+
     def expired(self) -> list[Lease]:
         """Claims past their time to live."""
         now = self._clock.monotonic()

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rljob.api.rljob_types import SandboxPool
-from rljob_sandbox_pool.aserver import HttpServer
-from rljob_sandbox_pool.broker import Broker, OneJob
+from rljob_sandbox_pool.broker import OneJob, make_server
 from rljob_sandbox_pool.pool import Pool
 from rljob_sandbox_pool.runtimes.base import Runtime
 from rljob_sandbox_pool.runtimes.bubblewrap import BubblewrapRuntime
@@ -43,7 +42,7 @@ class Manager:
             for spec in specs
         }
         self._runtimes = runtimes
-        self._server = HttpServer(Broker(OneJob(self.pools, token)).handle)
+        self._server = make_server(OneJob(self.pools, token))
         self._loops: list[asyncio.Task[None]] = []
 
     async def start(self, host: str, port: int) -> str:

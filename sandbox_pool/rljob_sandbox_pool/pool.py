@@ -22,7 +22,7 @@ from rljob import telemetry
 from rljob.api.rljob_types import SandboxPoolSpec
 from rljob.clock import Clock, SystemClock
 from rljob.errors import SandboxError
-from rljob.sandbox import ClaimAnswer, PoolStatus
+from rljob.sandbox import ClaimAnswer, ClaimStatus, PoolStatus
 from rljob_sandbox_pool import sizing
 from rljob_sandbox_pool.leases import ClaimRequest, Lease, Leases, Owner
 from rljob_sandbox_pool.member import Health, Member, MemberState
@@ -178,6 +178,29 @@ class Pool:
                 "claim_forfeited", claim=lease.claim_id, sandbox=lease.sandbox_id, owner=owner.name
             )
             self._members.spawn(self.release(lease.claim_id, job=job))
+
+    def claims(self, job: str = "") -> list[ClaimStatus]:
+        """What a job holds."""
+        now = self._clock.monotonic()
+        return [
+            ClaimStatus(
+                claim_id=lease.claim_id,
+                sandbox_id=lease.sandbox_id,
+                pool=self.name,
+                image=self._members.by_id[lease.sandbox_id].image,
+                owner=lease.owner.name if lease.owner else "",
+                seconds_left=lease.expires - now,
+            )
+            for lease in self._leases.of_job(job)
+            if lease.sandbox_id in self._members.by_id
+        ]
+
+    def held(self, claim_id: str, *, job: str = "") -> tuple[ClaimAnswer, float] | None:
+        """What opens the sandbox of a claim, and for how many seconds; None where the job has no such claim."""
+        if (lease := self._leases.get(claim_id, job)) is None:
+            return None
+        answer = msgspec.json.decode(lease.answer, type=ClaimAnswer)
+        return answer, lease.expires - self._clock.monotonic()
 
     async def release(self, claim_id: str, *, job: str = "", broken: bool = False) -> bool:
         """Take a claim's sandbox back; False where the job has no such claim.
