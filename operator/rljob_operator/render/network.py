@@ -4,6 +4,7 @@ J-store      port 6379: the job's own pods and the operator
 J-pods       prepare, trainer, rollout: nobody but metrics; engine, gateway and worker meet inside their pod
 J-trainer    the trainer's pods among themselves
 J-sandboxes  nothing out; in: the guest's port, from the job's rollout pods and the pool manager
+J-P-egress   what the sandboxes of pool P may reach besides; J-gateway: lets those of pools with egress gateway in
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from rljob import labels
+from rljob.api import egress
 from rljob_operator.observed import Object
 from rljob_operator.render.context import JOB_WIDE, Context
 
 WORKING = ("prepare", "rollout", "trainer")
 """Components whose pods work on the job."""
-NAMESPACE_NAME = "kubernetes.io/metadata.name"
 OPERATOR, POOL_MANAGER = "operator", "sandbox-pool"
 """`app.kubernetes.io/component` of the chart's own pods."""
 
@@ -68,7 +69,34 @@ def policies(context: Context) -> list[Object]:
         }
     ]
     sandboxes = _policy(context, "sandboxes", "sandbox", ("sandbox",), guests, egress=False)
-    return [pods, trainer, sandboxes, *_store_policy(context)]
+    return [pods, trainer, sandboxes, *_egress(context), *_store_policy(context)]
+
+
+def _egress(context: Context) -> list[Object]:
+    """Policies add up: J-sandboxes closes every pool, these open what a pool asks for."""
+    found: list[Object] = []
+    gateways = {"podSelector": context.pods_of("rollout")}
+    dns = context.config.dns_namespace
+    for pool in context.job.spec.sandbox_pools:
+        if rules := egress.rules(pool, dns_namespace=dns, gateways=gateways):
+            spec = {
+                "podSelector": _sandboxes_of(context, [pool.name]),
+                "policyTypes": ["Egress"],
+                "egress": rules,
+            }
+            found.append(_network_policy(context, f"{pool.name}-egress", "sandbox", spec))
+    guests = [pool.name for pool in context.job.spec.sandbox_pools if pool.egress == "gateway"]
+    if guests:
+        peers = [{"podSelector": _sandboxes_of(context, guests)}]
+        rule = {"from": peers, "ports": _allowed([labels.GATEWAY_PORT])}
+        found.append(_policy(context, "gateway", "rollout", ("rollout",), [rule]))
+    return found
+
+
+def _sandboxes_of(context: Context, pools: Sequence[str]) -> dict[str, Any]:
+    names = [labels.pool_name(context.owner.name, pool) for pool in pools]
+    anyone = {"key": labels.POOL, "operator": "In", "values": names}
+    return {**context.pods_of("sandbox"), "matchExpressions": [anyone]}
 
 
 def _store_policy(context: Context) -> list[Object]:
@@ -94,6 +122,10 @@ def _policy(
         "policyTypes": ["Ingress"] if egress else ["Ingress", "Egress"],
         "ingress": ingress,
     }
+    return _network_policy(context, suffix, component, spec)
+
+
+def _network_policy(context: Context, suffix: str, component: str, spec: dict[str, Any]) -> Object:
     body = {"spec": spec}
     return context.child("networking.k8s.io/v1", "NetworkPolicy", suffix, component, body)
 
@@ -104,6 +136,6 @@ def _allowed(ports: Sequence[int]) -> list[dict[str, Any]]:
 
 def _system(context: Context, component: str) -> dict[str, Any]:
     """Pods of the chart."""
-    namespace = {"matchLabels": {NAMESPACE_NAME: context.config.operator_namespace}}
+    namespace = {"matchLabels": {egress.NAMESPACE_NAME: context.config.operator_namespace}}
     pods = {"matchLabels": {labels.COMPONENT: component}}
     return {"namespaceSelector": namespace, "podSelector": pods}

@@ -18,7 +18,7 @@ GOLDEN = ROOT / "tests/golden/children"
 CASES = {
     "quickstart": ROOT / "examples/quickstart/rljob.yaml",
     "simulated": ROOT / "examples/simulated/rljob.yaml",
-    **{name: GOLDEN / f"manifests/{name}.yaml" for name in ("gpu", "own-redis", "eval")},
+    **{name: GOLDEN / f"manifests/{name}.yaml" for name in ("gpu", "own-redis", "eval", "egress")},
 }
 UID = "4c1a5f2e-0000-4000-8000-000000000001"
 CRDS = frozenset({"podmonitors.monitoring.coreos.com"})

@@ -173,6 +173,26 @@ def test_one_claim_for_rows_and_artifacts_is_one_volume() -> None:
     ]
 
 
+def test_a_pool_reaches_what_it_asks_for_and_only_gateway_pools_reach_the_gateway() -> None:
+    objects = rendered("egress")
+    closed = child(objects, "NetworkPolicy", "egress-sandboxes")["spec"]
+    assert closed["policyTypes"] == ["Ingress", "Egress"]
+    assert "egress" not in closed
+    opened = [name for name in names(objects, "NetworkPolicy") if name.endswith("-egress")]
+    assert opened == [f"egress-{pool}-egress" for pool in ("dns", "agents", "open", "own")]
+    for name in opened:
+        spec = child(objects, "NetworkPolicy", name)["spec"]
+        (selected,) = spec["podSelector"]["matchExpressions"]
+        assert selected["values"] == [name.removesuffix("-egress")]
+        assert spec["policyTypes"] == ["Egress"]
+    gateway = child(objects, "NetworkPolicy", "egress-gateway")["spec"]
+    assert gateway["podSelector"]["matchLabels"][labels.COMPONENT] == "rollout"
+    ((rule,),) = [gateway["ingress"]]
+    assert rule["ports"] == [{"port": labels.GATEWAY_PORT, "protocol": "TCP"}]
+    assert rule["from"][0]["podSelector"]["matchExpressions"][0]["values"] == ["egress-agents"]
+    assert "test-gateway" not in names(render(make_job()), "NetworkPolicy")
+
+
 def test_only_what_writes_artifacts_may_write_them() -> None:
     workload = child(rendered("quickstart"), "StatefulSet", "quickstart-rollout")
     mounts = {
