@@ -7,7 +7,14 @@ from collections import deque
 from collections.abc import Callable
 
 from rljob_sandbox_pool.guest.loop import Loop, Timer
-from rljob_sandbox_pool.guest.wire import RefusedError, Request, RequestParser, Response
+from rljob_sandbox_pool.guest.stream import Stream
+from rljob_sandbox_pool.guest.wire import (
+    RefusedError,
+    Request,
+    RequestParser,
+    Response,
+    Upgrade,
+)
 
 MAX_CONNECTIONS = 64
 MAX_QUEUED = 16
@@ -20,13 +27,15 @@ Handler = Callable[[Request, Callable[[Response], None]], None]
 
 
 class Connection:
-    """One connection: reading → answering → writing → reading."""
+    """One connection: reading → answering → writing → reading. A streamed answer is written while it is made."""
 
     def __init__(self, server: Server, sock: socket.socket) -> None:
         self._server, self._sock = server, sock
         self._parser = RequestParser(server.max_body_bytes)
         self._requests: deque[Request] = deque()
         self._output = memoryview(b"")
+        self._stream: Stream | None = None
+        self._upgrade: Upgrade | None = None
         self._answering = False
         self._closing = False
         self._timer: Timer | None = None
@@ -41,6 +50,9 @@ class Connection:
             self._sock.close()
             self._server.connections.discard(self)
         self._deadline(None)
+        if self._stream is not None:
+            stream, self._stream = self._stream, None
+            stream.hang_up()
 
     def _deadline(self, seconds: float | None) -> None:
         if self._timer is not None:
@@ -51,9 +63,13 @@ class Connection:
 
     def _wait(self) -> None:
         """Watch for what comes next."""
-        if self._output:
+        if self._output or (self._stream is not None and self._stream.pending):
             self._server.loop.watch(self._sock.fileno(), write=self._write)
             self._deadline(REQUEST_SECONDS)
+        elif self._stream is not None:
+            # As long as it takes: the stream's maker has a deadline. A peer that hangs up is noticed.
+            self._server.loop.watch(self._sock.fileno(), read=self._read)
+            self._deadline(None)
         else:
             self._server.loop.watch(self._sock.fileno(), read=self._read)
             self._deadline(IDLE_SECONDS if self._parser.idle else REQUEST_SECONDS)
@@ -73,6 +89,9 @@ class Connection:
             if len(self._requests) > MAX_QUEUED:
                 raise RefusedError(429, "too_many", "wait for answers before asking more")
         except RefusedError as refusal:
+            if self._stream is not None:
+                self.close()
+                return
             self._closing = True
             self._send(refusal.response(close=True))
             return
@@ -92,14 +111,21 @@ class Connection:
         self._server.handler(self._requests.popleft(), self._send)
 
     def _send(self, response: Response) -> None:
-        self._answering = False
         if self._sock.fileno() < 0:
+            if response.stream is not None:
+                response.stream.hang_up()
             return
         self._closing = self._closing or response.close
         self._output = memoryview(response.encode())
+        self._stream, self._upgrade = response.stream, response.upgrade
+        self._answering = self._stream is not None
+        if self._stream is not None:
+            self._stream.on_piece = self._wait
         self._write()
 
     def _write(self) -> None:
+        if not self._output and self._stream is not None:
+            self._output = memoryview(self._piece(self._stream))
         try:
             sent = self._sock.send(self._output)
         except (BlockingIOError, InterruptedError):
@@ -108,11 +134,29 @@ class Connection:
             self.close()
             return
         self._output = self._output[sent:]
-        if not self._output and self._closing:
+        if not self._output and self._upgrade is not None:
+            self._hand_over(self._upgrade)
+            return
+        if not self._output and self._closing and self._stream is None:
             self.close()
             return
         self._wait()
         self._next()
+
+    def _piece(self, stream: Stream) -> bytes:
+        data = stream.take()
+        chunk = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+        if stream.ended:
+            self._stream, self._answering = None, False
+            self._closing = self._closing or stream.broken
+            chunk += b"" if stream.broken else b"0\r\n\r\n"
+        return chunk
+
+    def _hand_over(self, upgrade: Upgrade) -> None:
+        self._server.loop.watch(self._sock.fileno())
+        self._server.connections.discard(self)
+        self._deadline(None)
+        upgrade(self._sock, self._parser.rest())
 
 
 class Server:

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
+from rljob_sandbox_pool.guest.stream import Stream
+
 MAX_HEAD_BYTES = 16_384
-_REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found"}
+Upgrade = Callable[[socket.socket, bytes], None]
+"""Takes a connection over: its socket, and what has come after the request."""
+_REASONS = {
+    101: "Switching Protocols",
+    200: "OK",
+    400: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "Not Found",
+}
 """The rest are numbers to anyone who reads them."""
 
 
@@ -32,14 +44,20 @@ class Response(NamedTuple):
     content_type: str = "application/json"
     headers: tuple[tuple[str, str], ...] = ()
     close: bool = False
+    stream: Stream | None = None
+    """The body comes in pieces instead."""
+    upgrade: Upgrade | None = None
+    """After the head (status 101) the connection is no longer HTTP."""
 
     def encode(self) -> bytes:
-        """The answer as bytes."""
-        lines = [
-            f"HTTP/1.1 {self.status} {_REASONS.get(self.status, 'Refused')}",
-            f"content-type: {self.content_type}",
-            f"content-length: {len(self.body)}",
-        ]
+        """The answer as bytes; without the body where it comes in pieces."""
+        lines = [f"HTTP/1.1 {self.status} {_REASONS.get(self.status, 'Refused')}"]
+        if self.upgrade is not None:
+            lines.append("connection: upgrade")
+        elif self.stream is not None:
+            lines += [f"content-type: {self.content_type}", "transfer-encoding: chunked"]
+        else:
+            lines += [f"content-type: {self.content_type}", f"content-length: {len(self.body)}"]
         lines += [f"{name}: {value}" for name, value in self.headers]
         if self.close:
             lines.append("connection: close")
@@ -96,6 +114,10 @@ class RequestParser:
     def idle(self) -> bool:
         """Whether no request has begun."""
         return not self._buffer and self._head is None
+
+    def rest(self) -> bytes:
+        """What has come after the last whole request."""
+        return bytes(self._buffer)
 
     def feed(self, data: bytes) -> list[Request]:
         """Take bytes; return the requests they complete."""
