@@ -9,9 +9,9 @@ import difflib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from rljob.api.base import FREE_FORM
 from rljob.api.effects import find_problems
@@ -21,6 +21,8 @@ from rljob.api.problem import Problem
 from rljob.api.rljob_types import RLJob
 from rljob.api.source import KeyPath, Source, dotted, parse, set_value
 from rljob.errors import ManifestError
+
+M = TypeVar("M", bound=BaseModel)
 
 _WHOLE = 2**53
 """Below it a float that is a whole number is exactly that."""
@@ -53,28 +55,36 @@ def load(
         ManifestError: the file cannot be read or parsed.
         ManifestFaultsError: keys are wrong; all of them are listed.
     """
-    source = parse(_read(file), str(file))
+    source = read(file)
     for assignment in assignments:
         set_value(source, assignment)
     job = check(source, file.resolve().parent if plugins else None)
     if local and (problems := refused_locally(job)):
-        raise ManifestFaultsError([_line(source, problem) for problem in problems])
+        raise faults(source, problems)
     return job
 
 
 def check(source: Source, plugin_dir: Path | None = None) -> RLJob:
     """Validate parsed values; with `plugin_dir` also that plugins resolve (import paths are looked up there first)."""
     _check_kind(source)
+    job = validate(source, RLJob)
+    if problems := find_problems(job, plugin_dir):
+        raise faults(source, problems)
+    return job
+
+
+def validate(source: Source, model: type[M]) -> M:
+    """Parsed values as what they should be. Raises ManifestFaultsError."""
     text = _as_json(source)
     try:
-        job = RLJob.model_validate_json(text, strict=True, by_alias=True, by_name=False)
+        return model.model_validate_json(text, strict=True, by_alias=True, by_name=False)
     except ValidationError as error:
-        raise ManifestFaultsError(
-            [_line(source, _explain(item)) for item in error.errors()]
-        ) from None
-    if problems := find_problems(job, plugin_dir):
-        raise ManifestFaultsError([_line(source, problem) for problem in problems])
-    return job
+        raise faults(source, [_explain(item, model) for item in error.errors()]) from None
+
+
+def faults(source: Source, problems: Sequence[Problem]) -> ManifestFaultsError:
+    """The error that lists them."""
+    return ManifestFaultsError([_line(source, problem) for problem in problems])
 
 
 def _as_json(source: Source) -> str:
@@ -100,7 +110,12 @@ def _as_kubernetes_reads(data: Any, *, free: bool = False) -> Any:
     )
 
 
-def _read(file: Path) -> str:
+def read(file: Path) -> Source:
+    """Read a file of YAML. Raises ManifestError."""
+    return parse(_text(file), str(file))
+
+
+def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -130,12 +145,12 @@ def _line(source: Source, problem: Problem) -> str:
     return f"{text}; {problem.fix}" if problem.fix else text
 
 
-def _explain(error: Any) -> Problem:
+def _explain(error: Any, model: type[BaseModel]) -> Problem:
     """One pydantic error in the words of a person who reads YAML."""
     path: KeyPath = tuple(error["loc"])
     kind, context, given = error["type"], error.get("ctx", {}), error.get("input")
     if kind == "extra_forbidden":
-        known = keys_at(RLJob, path[:-1])
+        known = keys_at(model, path[:-1])
         close = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.6)
         return Problem(
             path,
