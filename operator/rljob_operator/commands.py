@@ -69,14 +69,37 @@ def run(
     os.execv(sys.executable, command)  # one process less, and signals reach the driver itself
 
 
-def plan(manifest: Manifest, assignments: Assignments = None) -> None:
+def plan(
+    manifest: Annotated[Path | None, typer.Argument(help="The YAML file.")] = None,
+    filename: Annotated[
+        Path | None, typer.Option("-f", "--filename", help="The YAML file, as kubectl names it.")
+    ] = None,
+    assignments: Assignments = None,
+    namespace: Annotated[
+        str | None, typer.Option("-n", "--namespace", help="As --cluster, for this namespace.")
+    ] = None,
+    in_cluster: Annotated[
+        bool, typer.Option("--cluster", help="Beside the nodes of the cluster of KUBECONFIG.")
+    ] = False,
+    output: Annotated[str, typer.Option("-o", "--output", help="text or json.")] = "text",
+    as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
+) -> None:
     """Print what a manifest turns into.
 
-    Its components, and the bytes that each step moves.
+    Its components, the bytes that each step moves, the sandboxes that its rows need, and what does not fit.
     """
+    from rljob.errors import ManifestError
     from rljob_operator.show import plan_text
 
-    print(plan_text.describe(manifest, assignments or []))
+    file = manifest or filename
+    if file is None or (manifest and filename):
+        raise ManifestError("plan", "needs one manifest", "rljob plan -f rljob.yaml")
+    if output not in {"text", "json"}:
+        raise ManifestError("-o", f"{output!r} is no form", "use text or json")
+    made = plan_text.make(
+        file, assignments or [], in_cluster=in_cluster or namespace is not None, namespace=namespace
+    )
+    print(plan_text.as_json(made) if as_json or output == "json" else plan_text.describe(made))
 
 
 def doctor(
