@@ -1,11 +1,11 @@
 """Routes of the guest: who may call what, and the same answer for the same request id.
 
-    POST /claim     pool    {claim_id, token, env, ttl_seconds, owner, boot_id, job}
+    POST /claim     pool    {claim_id, token, env, ttl_seconds, idle_seconds, owner, boot_id, job}
     POST /release   pool or claim: ends the claim
     POST /reset     pool (ends the claim too) or claim (keeps it)
     …               claim   what `commands` and `transfers` list
     GET  /healthz   anyone; ?challenge= asks for the keyed answer, a claim's headers whether it holds; the pool is told
-                    the claim
+                    the claim and the evidence of a quarantine
     GET  /metrics   anyone
 
 The pool proves itself with HMAC(sandbox key, boot nonce), an owner with its claim's token. Knows no socket and
@@ -28,6 +28,10 @@ from rljob_sandbox_pool.guest.routes import Reply, Routes, find
 from rljob_sandbox_pool.guest.transfers import FilesBackend
 from rljob_sandbox_pool.guest.wire import RefusedError, Request, Response, answer
 
+MAX_EVIDENCE = 20
+MAX_WORDS = 500
+"""What the pool is told of a quarantine: so many sentences, each so long."""
+
 
 class Backend(CommandsBackend, FilesBackend, Protocol):
     """What a sandbox does."""
@@ -36,12 +40,16 @@ class Backend(CommandsBackend, FilesBackend, Protocol):
         """Monotonic seconds."""
         ...
 
-    def reset(self) -> list[str]:
-        """Back to pristine; returns what is not."""
+    def reset(self, done: Callable[[list[str]], None]) -> None:
+        """Back to pristine; `done` gets what is not."""
         ...
 
-    def end_claim_at(self, seconds: float | None) -> None:
-        """When the sandbox is to end itself (`now()`); None: not."""
+    def end_claim_at(self, when: Callable[[], float] | None) -> None:
+        """When the sandbox is to end itself (`now()`), asked again when that time has come; None: the claim is over."""
+        ...
+
+    def is_busy(self) -> bool:
+        """Whether anything runs that a call of the claim started."""
         ...
 
 
@@ -58,6 +66,7 @@ class Guest:
         self._key = key
         self._backend = backend
         self._memory = Memory()
+        self._last_call = 0.0
         self._pool_proof = proof(key, "pool", self.boot_nonce)
         self._routes: Routes = {
             ("POST", "/claim"): self._claim,
@@ -92,7 +101,13 @@ class Guest:
         if headers.get("x-rljob-boot", "") != self.boot_nonce:
             raise RefusedError(409, "other_boot", "the sandbox has another boot nonce")
         token = headers.get("authorization", "").removeprefix("Bearer ")
-        return self.lock.check(headers.get("x-rljob-claim", ""), token)
+        claim = self.lock.check(headers.get("x-rljob-claim", ""), token)
+        self.touch()
+        return claim
+
+    def touch(self) -> None:
+        """The claim is used."""
+        self._last_call = self._backend.now()
 
     def _claim(self, request: Request, reply: Reply) -> None:
         if not self._is_pool(request):
@@ -104,6 +119,7 @@ class Guest:
             token=checks.text(body, "token", limit=256),
             env=checks.environment(body.get("env", {})),
             expires=self._backend.now() + seconds,
+            idle_seconds=checks.number(body, "idle_seconds", 0.0, 0.0, checks.MAX_TTL_SECONDS),
             owner=checks.text(body, "owner", "", limit=128),
             boot_id=checks.text(body, "boot_id", "", limit=128),
             job=checks.text(body, "job", "", limit=512),
@@ -111,8 +127,17 @@ class Guest:
         self.lock.take(claim)
         if self.lock.claim is claim:
             self.counts["claims"] += 1
-            self._backend.end_claim_at(claim.expires)
+            self.touch()
+            self._backend.end_claim_at(lambda: self._end_of(claim))
         reply(answer({"boot_nonce": self.boot_nonce}))
+
+    def _end_of(self, claim: Claim) -> float:
+        """When the claim is over, as things are now."""
+        if not claim.idle_seconds:
+            return claim.expires
+        if self._backend.is_busy():
+            self.touch()
+        return min(claim.expires, self._last_call + claim.idle_seconds)
 
     def _release(self, request: Request, reply: Reply) -> None:
         if not self._is_pool(request):
@@ -131,13 +156,20 @@ class Guest:
             self.owner(request)
         elif self.lock.state in (State.QUARANTINED, State.TAINTED):
             raise RefusedError(409, self.lock.state.value, "; ".join(self.lock.evidence))
-        else:
+        self.lock.begin_reset()
+        if not keep_claim:
             self._end_claim()
         self.counts["resets"] += 1
-        self.lock.cleaned(self._backend.reset(), keep_claim=keep_claim)
+        self._backend.reset(lambda evidence: self._cleaned(evidence, reply, keep_claim=keep_claim))
+
+    def _cleaned(self, evidence: list[str], reply: Reply, *, keep_claim: bool) -> None:
+        self.lock.cleaned(evidence, keep_claim=keep_claim)
         if self.lock.state is State.QUARANTINED:
-            raise RefusedError(409, "quarantined", "; ".join(self.lock.evidence)[:2000])
-        reply(answer({"state": self.lock.state.value}))
+            self._end_claim()
+            words = "; ".join(evidence)[:2000]
+            reply(RefusedError(409, "quarantined", words).response())
+        else:
+            reply(answer({"state": self.lock.state.value}))
 
     def holds(self, claim: Claim) -> bool:
         """Whether that claim still holds the sandbox."""
@@ -168,10 +200,13 @@ class Guest:
     def _held(self) -> dict[str, Any]:
         """What a pool manager that takes over has to know."""
         held: dict[str, Any] = {"uses": self.counts["claims"], "job": self.lock.job}
+        held["evidence"] = [words[:MAX_WORDS] for words in self.lock.evidence[:MAX_EVIDENCE]]
         if claim := self.lock.claim:
-            left = claim.expires - self._backend.now()
+            now = self._backend.now()
             owner = {"owner": claim.owner, "boot_id": claim.boot_id}
-            held["claim"] = {"id": claim.id, "seconds_left": left, **owner}
+            held["claim"] = {"id": claim.id, "seconds_left": claim.expires - now, **owner}
+            if claim.idle_seconds:
+                held["idle_left"] = self._end_of(claim) - now
         return held
 
     def _metrics(self, request: Request, reply: Reply) -> None:

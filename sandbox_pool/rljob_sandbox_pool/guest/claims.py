@@ -45,6 +45,8 @@ class Claim:
     env: Mapping[str, str]
     expires: float
     """On the guest's monotonic clock."""
+    idle_seconds: float = 0.0
+    """After so long without a call the claim is over; 0: not."""
     owner: str = ""
     """Who claimed, for a broker that takes over; so are the next two."""
     boot_id: str = ""
@@ -72,6 +74,8 @@ class Lock:
         self.evidence: list[str] = []
         self.job = ""
         """Whose claim was the first: a reset sandbox is used again only inside that job."""
+        self.resetting = False
+        """Nobody may claim or use it meanwhile."""
 
     def take(self, claim: Claim) -> None:
         """WARM → CLAIMED. The same claim again is no second claim. Raises RefusedError."""
@@ -79,6 +83,7 @@ class Lock:
             if not hmac.compare_digest(self.claim.token.encode(), claim.token.encode()):
                 raise RefusedError(409, "claimed", "this claim has another token")
             return
+        self._refuse_resetting()
         if self.state is not State.WARM:
             raise RefusedError(409, self.state.value, f"the sandbox is {self.state.value}")
         self.state, self.claim = State.CLAIMED, claim
@@ -92,7 +97,17 @@ class Lock:
         right_token = hmac.compare_digest(claim.token.encode(), token.encode("utf-8", "replace"))
         if claim.id != claim_id or not right_token:
             raise RefusedError(401, "wrong_claim", "this is not the claim that holds the sandbox")
+        self._refuse_resetting()
         return claim
+
+    def begin_reset(self) -> None:
+        """Until `cleaned`. Raises RefusedError."""
+        self._refuse_resetting()
+        self.resetting = True
+
+    def _refuse_resetting(self) -> None:
+        if self.resetting:
+            raise RefusedError(409, "resetting", "the sandbox is being reset")
 
     def release(self) -> None:
         """CLAIMED → DIRTY: from here on the token opens nothing."""
@@ -102,6 +117,7 @@ class Lock:
 
     def cleaned(self, evidence: list[str], *, keep_claim: bool) -> None:
         """The end of a reset: WARM (or still CLAIMED) without evidence, QUARANTINED with it."""
+        self.resetting = False
         if evidence:
             self.state, self.claim, self.evidence = State.QUARANTINED, None, evidence
         elif not keep_claim:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 MAX_ENTRIES = 200_000
@@ -44,7 +45,8 @@ class Copy:
     def copy(self, source: int, target: int) -> None:
         """What the folder `source` holds, and its mode and times, into the empty folder `target`.
 
-        The copy belongs to whoever copies, who can always read it: what the mode would forbid the owner is added.
+        The copy belongs to whoever copies (root gives files their owners), and what its mode would forbid its owner is
+        added.
 
         Raises:
             OSError: the target cannot be written.
@@ -69,6 +71,7 @@ class Copy:
             elif self._single(source, target, name, inner, info) and info.st_nlink > 1:
                 links[info.st_dev, info.st_ino] = inner
         info = os.fstat(source)
+        give_owner(target, ".", info)
         os.fchmod(target, kept_mode(info))
         os.utime(target, ns=(info.st_atime_ns, info.st_mtime_ns))
 
@@ -131,25 +134,34 @@ def copy_single(source: int, target: int, name: str, info: os.stat_result) -> No
     """A file or a link, with mode and times. Raises OSError; UnreadableError before anything is made."""
     if stat.S_ISLNK(info.st_mode):
         os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
+        give_owner(target, name, info)
     else:
         try:
             reader = os.open(name, READ, dir_fd=source)
         except PermissionError:
             raise UnreadableError from None
         try:
-            _copy_file(reader, target, name, kept_mode(info))
+            _copy_file(reader, target, name, info)
         finally:
             os.close(reader)
     times = (info.st_atime_ns, info.st_mtime_ns)
     os.utime(name, ns=times, dir_fd=target, follow_symlinks=False)
 
 
-def _copy_file(reader: int, target: int, name: str, mode: int) -> None:
+def give_owner(at: int, name: str, like: os.stat_result) -> None:
+    """As far as this user can: only root has files of others to give."""
+    if os.geteuid() == 0:
+        with suppress(OSError):
+            os.chown(name, like.st_uid, like.st_gid, dir_fd=at, follow_symlinks=False)
+
+
+def _copy_file(reader: int, target: int, name: str, info: os.stat_result) -> None:
     writer = os.open(name, _NEW, 0o600, dir_fd=target)
     try:
         while os.sendfile(writer, reader, None, _CHUNK):
             pass
-        os.fchmod(writer, mode)
+        give_owner(target, name, info)
+        os.fchmod(writer, kept_mode(info))
     finally:
         os.close(writer)
 

@@ -1,8 +1,8 @@
 """The guest's start: one line of JSON on stdin says everything, and the end of stdin ends the sandbox.
 
 The line: {"id", "key" (hex), "listener" (descriptor), "uid", "users", "rlimits", "env", "workspace", "folders",
-"marker", "oom"}. Whoever started the sandbox holds the other end of the pipe: when it dies, however it
-dies, the pipe ends.
+"marker", "oom", "writable": [{"path", "seed"}], "canary"}. Whoever started the sandbox holds the other end of the pipe:
+when it dies, however it dies, the pipe ends.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from rljob_sandbox_pool.guest.app import Guest
 from rljob_sandbox_pool.guest.files import Files
 from rljob_sandbox_pool.guest.loop import Loop, Timer
 from rljob_sandbox_pool.guest.processes import Processes, Profile
-from rljob_sandbox_pool.guest.reset import Reset
+from rljob_sandbox_pool.guest.reset import Canary, Reset
 from rljob_sandbox_pool.guest.server import Server
+from rljob_sandbox_pool.guest.writable import Writable
 
 EXIT_EXPIRED = 3
 EXIT_ABANDONED = 4
+EXIT_CANARY = 5
 
 
 class SandboxBackend:
@@ -40,10 +42,21 @@ class SandboxBackend:
         )
         self._processes = Processes(loop, profile)
         self._files = Files(user, config["workspace"])
+        self._writable = [
+            Writable(user, folder["path"], folder["seed"]) for folder in config.get("writable", ())
+        ]
+        for writable in self._writable:
+            writable.remember()
         self._reset = Reset(
-            user, config["folders"], config.get("shared_folders", ()), config.get("sealed", ())
+            user,
+            config["folders"],
+            config.get("shared_folders", ()),
+            config.get("sealed", ()),
+            self._writable,
         )
+        self._canary = Canary(config["canary"]) if config.get("canary") else None
         self._expiry: Timer | None = None
+        self._end: Callable[[], float] | None = None
 
     def now(self) -> float:
         """See `app.Backend`."""
@@ -61,24 +74,62 @@ class SandboxBackend:
         """See `app.Backend`."""
         self._files.write(file)
 
-    def reset(self) -> list[str]:
+    def prepare(self) -> None:
+        """Before the first claim: what the canary says of a sandbox that nobody has used. Exits where it says nothing.
+
+        Only commands and timers are looked after meanwhile.
+        """
+        if self._canary is None:
+            return
+        complaint, heard = "", False
+
+        def hear(result: dict[str, Any]) -> None:
+            nonlocal complaint, heard
+            complaint, heard = canary.expect(result), True
+
+        canary = self._canary
+        self._processes.start(canary.command, hear)
+        while not heard:
+            self._loop.run_once()
+        if complaint or (complaint := "; ".join(self._clean())):
+            sys.stderr.write(f"the canary: {complaint}\n")
+            os._exit(EXIT_CANARY)
+
+    def reset(self, done: Callable[[list[str]], None]) -> None:
         """See `app.Backend`."""
+        evidence, canary = self._clean(), self._canary
+        if evidence or canary is None:
+            done(evidence)
+            return
+        # The canary is a command like any other, and leaves as much behind.
+        self._processes.start(
+            canary.command, lambda result: done(canary.differences(result) + self._clean())
+        )
+
+    def _clean(self) -> list[str]:
         if left := self._processes.kill_all():
             return [f"{len(left)} processes do not end"]
         return self._reset.run()
 
-    def end_claim_at(self, seconds: float | None) -> None:
+    def is_busy(self) -> bool:
+        """See `app.Backend`."""
+        return self._processes.is_busy()
+
+    def end_claim_at(self, when: Callable[[], float] | None) -> None:
         """See `app.Backend`: the sandbox ends with a claim that nobody released."""
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
-        if seconds is not None:
-            self._expiry = self._loop.call_at(seconds, _expire)
+        self._end = when
+        if when is not None:
+            self._expiry = self._loop.call_at(when(), self._expire)
 
-
-def _expire() -> None:
-    sys.stderr.write("the claim's time to live is over\n")
-    os._exit(EXIT_EXPIRED)
+    def _expire(self) -> None:
+        if self._end is not None and self._end() > self._loop.now():
+            self.end_claim_at(self._end)
+            return
+        sys.stderr.write("the claim's time to live is over, or its time without a call\n")
+        os._exit(EXIT_EXPIRED)
 
 
 def _read_config() -> dict[str, Any]:
@@ -136,6 +187,7 @@ def serve(config: dict[str, Any], listener: socket.socket, *, pipe: int | None =
     seccomp.install()
     loop = Loop()
     backend = SandboxBackend(loop, config, user)
+    backend.prepare()
     guest = Guest(config["id"], bytes.fromhex(config["key"]), backend, tainted=tainted)
     Server(loop, listener, guest.handle, checks.MAX_FILE_BYTES + 1_000_000)
     if pipe is not None:

@@ -233,6 +233,10 @@ class Processes:
             }
         )
 
+    def is_busy(self) -> bool:
+        """Whether a command runs that somebody waits for."""
+        return bool(self._jobs)
+
     def kill_all(self) -> list[int]:
         """End every process but this one; returns those that would not go."""
         deadline = time.monotonic() + KILL_SECONDS

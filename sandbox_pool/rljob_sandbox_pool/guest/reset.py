@@ -1,6 +1,6 @@
 """Back to pristine, and proof of it.
 
-    kill everything → empty the writable folders → compare with what was seen at boot
+    kill everything → empty folders, put back what the image had → compare with what was seen at boot → canary
 
 A difference is evidence: the sandbox is not used again.
 """
@@ -10,13 +10,23 @@ from __future__ import annotations
 import os
 import resource
 import stat
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
+from rljob_sandbox_pool.guest.checks import Command
 from rljob_sandbox_pool.guest.folders import FOLDER, empty
+from rljob_sandbox_pool.guest.ports import listeners
 from rljob_sandbox_pool.guest.system import User
+from rljob_sandbox_pool.guest.writable import Writable
 
+CANARY_SECONDS = 10.0
+CANARY_BYTES = 65_536
+_COMPARED = ("exit_code", "stdout", "stderr", "truncated")
+_PORT_TRIES, _PORT_SECONDS = 25, 0.02
+"""How often and after what pause it is asked again who listens: a socket that was in flight goes a moment later."""
 _IPC_TABLES = ("/proc/sysvipc/shm", "/proc/sysvipc/sem", "/proc/sysvipc/msg")
 
 
@@ -29,6 +39,8 @@ class Snapshot:
     """Per writable folder: mode, owner, group, entries, blocks and inodes in use."""
     ipc: int
     """System V objects."""
+    ports: frozenset[str]
+    """Sockets at which something can be reached."""
     guest: tuple[object, ...]
     """Its limits, priority and scheduling: whoever runs as the same user could change them."""
     sealed: dict[str, object]
@@ -44,6 +56,7 @@ class Snapshot:
             mounts=_read("/proc/self/mountinfo"),
             folders={path: _folder_facts(path, shared=path in shared) for path in folders},
             sealed={path: _seal(path) for path in sealed},
+            ports=listeners(),
             ipc=sum(max(0, _read(path).count(b"\n") - 1) for path in _IPC_TABLES),
             guest=(
                 *(resource.getrlimit(kind) for kind in kinds),
@@ -61,6 +74,7 @@ class Snapshot:
             found.append(f"{now.ipc} System V objects are left")
         if now.guest != self.guest:
             found.append("the guest's own limits, priority or scheduling have changed")
+        found += [f"somebody listens: {port}" for port in sorted(now.ports - self.ports)]
         for path, facts in self.folders.items():
             if now.folders[path] != facts:
                 found.append(f"{path} is {now.folders[path]}, was {facts}")
@@ -128,8 +142,10 @@ class Reset:
         folders: Sequence[str],
         shared: Sequence[str] = (),
         sealed: Sequence[str] = (),
+        writable: Sequence[Writable] = (),
     ) -> None:
         self._user, self._folders, self._shared, self._sealed = user, folders, shared, sealed
+        self._writable = writable
         self._modes = {path: stat.S_IMODE(os.stat(path).st_mode) for path in folders}
         self._affinity = os.sched_getaffinity(0)
         self._pristine = self._look()
@@ -147,7 +163,14 @@ class Reset:
                 self._restore(path)
         except OSError as error:
             return [f"{error.filename}: {error.strerror}"]
-        return self._pristine.differences(self._look())
+        found = [words for writable in self._writable for words in writable.restore()]
+        now = self._look()
+        for _ in range(_PORT_TRIES):
+            if now.ports <= self._pristine.ports:
+                break
+            time.sleep(_PORT_SECONDS)
+            now = self._look()
+        return found + self._pristine.differences(now)
 
     def _restore(self, path: str) -> None:
         info = os.stat(path)
@@ -155,3 +178,26 @@ class Reset:
             with self._user.borrowed():
                 os.chmod(path, self._modes[path])
         empty_folder(path, self._user)
+
+
+class Canary:
+    """A command whose result is known: after a reset it has to be the same."""
+
+    def __init__(self, command: str) -> None:
+        self.command = Command(command, "", {}, b"", CANARY_SECONDS, CANARY_BYTES)
+        self._expected: dict[str, Any] = {}
+
+    def expect(self, result: dict[str, Any]) -> str:
+        """The first result; returns why it is none, or nothing."""
+        self._expected = result
+        return f"it does not end within {CANARY_SECONDS:g} s" if result["timed_out"] else ""
+
+    def differences(self, result: dict[str, Any]) -> list[str]:
+        """In words; empty: none."""
+        if result["timed_out"]:
+            return [f"the canary does not end within {CANARY_SECONDS:g} s"]
+        names = [name for name in _COMPARED if result[name] != self._expected[name]]
+        return [
+            f"the canary's {name} is {result[name]!r:.200}, was {self._expected[name]!r:.200}"
+            for name in names
+        ]

@@ -3,7 +3,7 @@
     python -m rljob_sandbox_pool.guest.seed [--max-mib=N] SEED TARGET PATH…
 
 PATH number n becomes SEED/n, which the sandbox only reads, and TARGET/n, which it sees as PATH and may change. Modes,
-links, hard links and times are kept; whoever copies owns the copies. A PATH that the image does not have is empty. What
+links, hard links and times are kept; owners only by root. A PATH that the image does not have is empty. What
 cannot be read is left out, and said on stderr.
 """
 

@@ -125,6 +125,8 @@ class Writable:
             self._restored.add(path)
             like = os.fstat(seed) if path else self._root
             mode = folders.kept_mode(like) if path else stat.S_IMODE(like.st_mode)
+            if path:
+                folders.give_owner(at, ".", like)
             _give_facts(at, mode, (like.st_atime_ns, like.st_mtime_ns))
 
     def _inner(self, at: int, seed: int, name: str, path: str, root: int) -> None:

@@ -24,6 +24,10 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     limits: SandboxLimits
     image: str = ""
     """What it shows; empty where the runtime has but one."""
+    writable_paths: tuple[str, ...] = ()
+    """Folders besides its own that commands may change."""
+    canary: str | None = None
+    """Run at the start and after each reset."""
 
 
 class RunningSandbox(Protocol):

@@ -213,19 +213,29 @@ class SimulatedBackend:
         """See `guest.app.Backend`."""
         self._files.write(file.path, file.data)
 
-    def reset(self) -> list[str]:
+    def reset(self, done: Callable[[list[str]], None]) -> None:
         """See `guest.app.Backend`."""
         self.stop()
         self._files.content.clear()
-        return []
+        done([])
 
-    def end_claim_at(self, seconds: float | None) -> None:
+    def is_busy(self) -> bool:
+        """See `guest.app.Backend`."""
+        return bool(self._tasks)
+
+    def end_claim_at(self, when: Callable[[], float] | None) -> None:
         """See `guest.app.Backend`."""
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
-        if seconds is not None:
-            self._expiry = self._loop.call_at(seconds, self._expire)
+        if when is not None:
+            self._expiry = self._loop.call_at(when(), self._due, when)
+
+    def _due(self, when: Callable[[], float]) -> None:
+        if when() > self.now():
+            self.end_claim_at(when)
+        else:
+            self._expire()
 
     def stop(self) -> None:
         """End what runs."""

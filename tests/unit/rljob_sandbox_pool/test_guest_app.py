@@ -32,7 +32,9 @@ class Backend:
         self.files: dict[str, bytes] = {}
         self.evidence: list[str] = []
         self.num_resets = 0
-        self.ends_at: float | None = None
+        self._when: Callable[[], float] | None = None
+        self.busy = False
+        self.slow_resets: list[Callable[[list[str]], None]] | None = None
         self.fault: OSError | None = None
 
     def now(self) -> float:
@@ -49,12 +51,22 @@ class Backend:
             raise self.fault
         self.files[file.path] = file.data
 
-    def reset(self) -> list[str]:
+    def reset(self, done: Callable[[list[str]], None]) -> None:
         self.num_resets += 1
-        return self.evidence
+        if self.slow_resets is None:
+            done(self.evidence)
+        else:
+            self.slow_resets.append(done)
 
-    def end_claim_at(self, seconds: float | None) -> None:
-        self.ends_at = seconds
+    def end_claim_at(self, when: Callable[[], float] | None) -> None:
+        self._when = when
+
+    @property
+    def ends_at(self) -> float | None:
+        return self._when() if self._when else None
+
+    def is_busy(self) -> bool:
+        return self.busy
 
 
 class Box:
@@ -314,3 +326,68 @@ def test_kept_answers_are_bounded_and_a_dropped_one_is_not_run_again() -> None:
         memory.begin("a", replies.append)
     assert not memory.begin("c", replies.append)
     assert len(replies) == 4
+
+
+def test_a_claim_without_a_call_is_over_before_its_time(box: Box) -> None:
+    assert box.claim(ttl_seconds=60, idle_seconds=10) == 200
+    assert box.backend.ends_at == 110.0
+    box.backend.clock = 105.0
+    assert box.status("PUT", "/files", put(request_id="r1"), box.owner()) == 200
+    assert box.backend.ends_at == 115.0
+    box.backend.clock = 155.0
+    assert box.status("PUT", "/files", put(request_id="r2"), box.owner()) == 200
+    assert box.backend.ends_at == 160.0
+
+
+def put(request_id: str) -> bytes:
+    return json.dumps({"request_id": request_id, "files": []}).encode() + b"\n"
+
+
+def test_a_call_that_is_refused_does_not_keep_a_claim(box: Box) -> None:
+    box.claim(ttl_seconds=60, idle_seconds=10)
+    box.backend.clock = 105.0
+    assert box.status("POST", "/exec", {}, box.owner(token="other")) == 401
+    assert box.backend.ends_at == 110.0
+
+
+def test_what_runs_counts_as_a_call(box: Box) -> None:
+    box.claim(ttl_seconds=600, idle_seconds=10)
+    box.backend.busy, box.backend.clock = True, 200.0
+    assert box.backend.ends_at == 210.0
+    box.backend.busy, box.backend.clock = False, 205.0
+    assert box.backend.ends_at == 210.0
+
+
+def test_the_pool_is_told_how_long_a_claim_may_stay_idle(box: Box) -> None:
+    box.claim(ttl_seconds=60, idle_seconds=10)
+    box.backend.clock = 104.0
+    (reply,) = box.call("GET", "/healthz", headers=box.pool)
+    assert json.loads(reply.body)["idle_left"] == 6.0
+
+
+def test_while_a_reset_is_under_way_nobody_claims_or_calls(claimed: Box) -> None:
+    claimed.backend.slow_resets = []
+    replies = claimed.call("POST", "/reset", {}, claimed.owner())
+    assert claimed.status("POST", "/exec", {}, claimed.owner()) == 409
+    assert claimed.status("POST", "/reset", {}, claimed.pool) == 409
+    claimed.backend.slow_resets.pop()([])
+    assert [reply.status for reply in replies] == [200]
+    again = claimed.call("POST", "/reset", {}, claimed.pool)
+    assert claimed.claim("c2") == 409
+    claimed.backend.slow_resets.pop()([])
+    assert [reply.status for reply in again] == [200]
+    assert claimed.claim("c2") == 200
+
+
+def test_a_quarantined_guest_tells_the_pool_why_and_answers_nothing_else(claimed: Box) -> None:
+    claimed.backend.evidence = ["somebody listens: tcp port 80"] * 30
+    assert claimed.status("POST", "/reset", {}, claimed.owner()) == 409
+    (told,) = claimed.call("GET", "/healthz", headers=claimed.pool)
+    assert json.loads(told.body)["evidence"] == claimed.backend.evidence[:20]
+    (stranger,) = claimed.call("GET", "/healthz")
+    assert "evidence" not in json.loads(stranger.body)
+    assert claimed.state() == "quarantined"
+    for call in (("POST", "/exec"), ("GET", "/files"), ("POST", "/reset")):
+        assert claimed.status(*call, {}, claimed.owner()) == 409
+    assert claimed.claim("c2") == 409
+    assert claimed.backend.ends_at is None

@@ -45,9 +45,11 @@ def facts(root: Path) -> Facts:
 class Folder:
     """A seed, the folder made of it, and what it was."""
 
-    def __init__(self, at: Path) -> None:
+    def __init__(self, at: Path, owner: tuple[int, int] = (-1, -1)) -> None:
         self.seed, self.path, self.outside = at / "seed", at / "folder", at / "outside"
         make_seed(self.seed)
+        for path in self.seed.rglob("*"):
+            os.chown(path, *owner, follow_symlinks=False)
         self.path.mkdir()
         self.outside.mkdir()
         (self.outside / "file").write_text("outside")
@@ -238,3 +240,16 @@ def test_any_steps_are_undone(steps: list[tuple[str, str, str, int]]) -> None:
                 continue
         assert folder.writable.restore() == []
         assert facts(folder.path) == folder.was
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_owners_come_back(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, owner=(1234, 5678))
+    assert (folder.path / "tool").stat().st_uid == 1234
+    for path in [folder.path / "pkg", folder.path / "tool"]:
+        os.chown(path, 1, 1)
+    (folder.path / "out").unlink()
+    assert folder.writable.restore() == []
+    for name in ("pkg", "tool", "out", "pkg/a.py"):
+        info = (folder.path / name).lstat()
+        assert (info.st_uid, info.st_gid) == (1234, 5678)
