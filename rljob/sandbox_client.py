@@ -12,15 +12,15 @@ import os
 import secrets
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from rljob import telemetry
 from rljob.claimed_sandbox import CALL_SECONDS, GRACE_SECONDS, IDLE_SECONDS, ClaimedSandbox
 from rljob.errors import DeadlineError, ManifestError, SandboxError
 from rljob.http1 import Answer, HttpClient, HttpError, Transport
-from rljob.sandbox import ClaimAnswer, PoolStatus
-from rljob.sandbox_wire import Pools, decode, encode, is_away, refusal_of
+from rljob.sandbox import ClaimAnswer, ClaimStatus, PoolStatus
+from rljob.sandbox_wire import Claims, Pools, decode, encode, is_away, refusal_of
 
 TOKEN_ENV = "RLJOB_SANDBOX_TOKEN"
 """Environment variable with the token of a client that is given none."""
@@ -30,6 +30,8 @@ RELEASE_AGAIN_SECONDS = 120.0
 """For how long a broker that is away is told about a release again."""
 LAST_RELEASES_SECONDS = 2.0
 """How long a client that is closed still tries."""
+
+_T = TypeVar("_T")
 
 
 class SandboxClient:
@@ -163,13 +165,20 @@ class SandboxClient:
 
     async def pools(self) -> list[PoolStatus]:
         """What the broker holds. Raises SandboxError."""
+        return (await self._list("/v1/pools", Pools)).pools
+
+    async def claims(self) -> list[ClaimStatus]:
+        """What the job holds. Raises SandboxError."""
+        return (await self._list("/v1/claims", Claims)).claims
+
+    async def _list(self, target: str, kind: type[_T]) -> _T:
         try:
-            answer = await self._call("GET", "/v1/pools", timeout=CALL_SECONDS)
+            answer = await self._call("GET", target, timeout=CALL_SECONDS)
         except (HttpError, TimeoutError) as error:
             raise SandboxError(f"broker: {str(error) or 'no answer in time'}") from None
         if answer.status != 200:
             raise SandboxError(f"broker: {refusal_of(answer).message or answer.status}")
-        return decode(answer, Pools).pools
+        return decode(answer, kind)
 
     async def aclose(self) -> None:
         """Close the connections to the broker. Claims stay as they are; releases under way get a few seconds more."""
@@ -233,7 +242,7 @@ class SandboxClient:
             except ValueError:
                 pause = 1.0
             return refusal.message or refusal.error, min(max(pause, 0.05), 10.0)
-        if answer.status == 404:
+        if refusal.error in ("unknown_pool", "unknown_image"):
             raise ManifestError(
                 "sandbox", refusal.message or refusal.error, "name a pool of spec.sandboxPools"
             )

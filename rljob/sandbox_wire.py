@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import json
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from rljob.errors import SandboxError
 from rljob.http1 import Answer
-from rljob.sandbox import PoolStatus
+from rljob.sandbox import ClaimStatus, PoolStatus
 
 _T = TypeVar("_T")
 
@@ -22,10 +22,24 @@ class Refusal(msgspec.Struct):
     message: str = ""
 
 
+class _Status(msgspec.Struct):
+    """API server → client: why a proxied call did not reach the broker."""
+
+    kind: Literal["Status"]
+    message: str = ""
+    reason: str = ""
+
+
 class Pools(msgspec.Struct):
     """Broker → client: `GET /v1/pools`."""
 
     pools: list[PoolStatus]
+
+
+class Claims(msgspec.Struct):
+    """Broker → client: `GET /v1/claims`."""
+
+    claims: list[ClaimStatus]
 
 
 FILE_ERRORS: dict[str, tuple[type[OSError], int]] = {
@@ -63,4 +77,9 @@ def refusal_of(answer: Answer) -> Refusal:
     try:
         return msgspec.json.decode(answer.body, type=Refusal)
     except msgspec.MsgspecError:
+        pass
+    try:
+        status = msgspec.json.decode(answer.body, type=_Status)
+    except msgspec.MsgspecError:
         return Refusal(error=f"status_{answer.status}", message="an answer without a reason")
+    return Refusal("kubernetes", f"the API server says: {status.message or status.reason}")
