@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0)
 """Buckets for anything from a shell command to an episode of an hour."""
+SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, *SECONDS[:11])
+"""Buckets for what mostly takes milliseconds."""
 SMALL_COUNTS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0, 128.0)
 """Buckets for turns and policy versions."""
 
@@ -176,18 +178,35 @@ LEDGER_COUNT = Gauge(
 
 # ── sandboxes (pool manager) ──
 SANDBOXES = Gauge(
-    "rljob_sandboxes", "Sandboxes by state: starting, ready, claimed, resetting.", ["pool", "state"]
+    "rljob_sandboxes",
+    "Sandboxes by state: starting, ready, claimed, resetting, quarantined, ending.",
+    ["pool", "state"],
+)
+SANDBOX_STARTS = Counter(
+    "rljob_sandbox_starts_total", "Starts by result: ready, adopted, failed.", ["pool", "result"]
 )
 SANDBOX_CLAIMS = Counter(
     "rljob_sandbox_claims_total",
-    "Claims by result: granted, exhausted, failed, expired.",
+    "Claims by result: granted, exhausted, at_quota, failed, expired, forfeited.",
     ["pool", "result"],
 )
 SANDBOX_CLAIM_SECONDS = Histogram(
-    "rljob_sandbox_claim_seconds", "Seconds per granted claim.", ["pool"], SECONDS
+    "rljob_sandbox_claim_seconds",
+    "Seconds per granted claim: queue, until a sandbox was free (hit: one was ready), and accept, until its guest "
+    "knew. The image only where the pool has several.",
+    ["pool", "image", "phase", "result"],
+    SHORT_SECONDS,
+)
+SANDBOX_IDLE_SECONDS = Histogram(
+    "rljob_sandbox_idle_seconds",
+    "Seconds that a sandbox was ready before its claim.",
+    ["pool"],
+    SECONDS,
 )
 SANDBOX_RESETS = Counter(
-    "rljob_sandbox_resets_total", "Resets by result: verified, failed.", ["pool", "result"]
+    "rljob_sandbox_resets_total",
+    "Resets by result: verified, quarantined, failed.",
+    ["pool", "result"],
 )
 
 # ── weights (engine agent, trainer) ──

@@ -193,6 +193,8 @@ class SandboxPoolStatus(ApiModel):
     """Pods that are not ready yet."""
     resetting: Count | None = None
     """Between two episodes."""
+    quarantined: Count | None = None
+    """Did not verify after a reset; kept for a look."""
     warm: Count | None = None
     """Wanted ready, by the spec."""
     max: Count | None = None

@@ -172,12 +172,8 @@ class Broker:
             return Response(200, await task)
         except NoSandboxError as none:
             headers = {"retry-after": f"{none.retry_after_seconds:.2f}"}
-            raise RefusedError(
-                429 if none.at_max else 503,
-                "at_max" if none.at_max else "warming",
-                none.message,
-                headers,
-            ) from None
+            status = 503 if none.error == "warming" else 429
+            raise RefusedError(status, none.error, none.message, headers) from None
         finally:
             task.cancel()
             self._pending.pop(key, None)

@@ -16,6 +16,7 @@ import enum
 import hmac
 import json
 import secrets
+from collections.abc import Sequence
 
 import msgspec
 
@@ -26,12 +27,30 @@ from rljob_sandbox_pool.leases import ClaimRequest, Owner
 from rljob_sandbox_pool.runtimes.base import RunningSandbox, SandboxSpec
 
 CALL_SECONDS = 10.0
+CLAIM_SECONDS = 5.0
 RESET_SECONDS = 20.0
 POLL_SECONDS = 0.1
 LONGEST_POLL_SECONDS = 1.0
 """How often a guest is tried whose sandbox has an address but does not answer yet."""
 MAX_BODY_BYTES = 65_536
 """Largest answer of a guest to its pool."""
+
+
+MAX_EVIDENCE, MAX_EVIDENCE_CHARS = 16, 500
+"""What is kept of a guest's words."""
+
+
+class UncleanError(SandboxError):
+    """A sandbox did not verify after its reset, or its guest is not who it was: never to be used again.
+
+    Args:
+        message: In a sentence.
+        evidence: In words of the guest.
+    """
+
+    def __init__(self, message: str, evidence: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.evidence = [each[:MAX_EVIDENCE_CHARS] for each in evidence[:MAX_EVIDENCE]] or [message]
 
 
 class MemberState(enum.Enum):
@@ -81,8 +100,10 @@ class Member:
     def __init__(self, spec: SandboxSpec, running: RunningSandbox, *, now: float) -> None:
         self.id, self.index, self.image = spec.id, spec.index, spec.image
         self.state = MemberState.STARTING
-        self.since = now
-        """When it came into its state, monotonic."""
+        self.born = self.since = now
+        """When it came into its state, monotonic; `born`: into the first."""
+        self.is_unheard = False
+        """It was adopted, and has not said yet what it is."""
         self.uses = 0
         self.job = ""
         """Whose claims it has served."""
@@ -103,14 +124,19 @@ class Member:
         """
         self.url = await self.running.locate()
         self._http = HttpClient(self.url, max_body_bytes=MAX_BODY_BYTES)
+        heard = await self._challenge(patience_seconds)
+        self.boot_nonce = heard.boot_nonce
+        return heard
+
+    async def _challenge(self, patience_seconds: float) -> Health:
+        """The guest proves what it is. Raises UncleanError where it cannot, SandboxError where it says nothing."""
         challenge = secrets.token_hex(16)
         heard = _health(
             self.id, await self._hear(f"/healthz?challenge={challenge}", patience_seconds)
         )
         expected = proof(self._key, "guest", challenge, heard.boot_nonce, heard.state)
         if not hmac.compare_digest(expected.encode(), heard.proof.encode()) or heard.id != self.id:
-            raise SandboxError(f"sandbox {self.id}: its guest failed the keyed challenge")
-        self.boot_nonce = heard.boot_nonce
+            raise UncleanError(f"sandbox {self.id}: its guest failed the keyed challenge")
         return heard
 
     async def ask(self) -> Health:
@@ -132,7 +158,7 @@ class Member:
         }
         if request.idle_seconds > 0:
             body["idle_seconds"] = request.idle_seconds
-        await self._call("POST", "/claim", json.dumps(body).encode())
+        await self._call("POST", "/claim", json.dumps(body).encode(), timeout=CLAIM_SECONDS)
         self.uses += 1
         return token
 
@@ -141,8 +167,17 @@ class Member:
         return proof(self._key, "claim", claim_id, self.boot_nonce)
 
     async def reset(self) -> None:
-        """End the claim, clean, verify. Raises SandboxError with the evidence."""
-        await self._call("POST", "/reset", b"{}", timeout=RESET_SECONDS)
+        """End the claim, clean, verify, prove itself anew. Raises UncleanError with the evidence, SandboxError."""
+        try:
+            await self._call("POST", "/reset", b"{}", timeout=RESET_SECONDS)
+        except _RefusedError as refusal:
+            if refusal.status != 409:
+                raise
+            raise UncleanError(str(refusal), (await self.ask()).evidence) from None
+        heard = await self._challenge(0.0)
+        if (heard.state, heard.boot_nonce) != ("warm", self.boot_nonce):
+            words = f"sandbox {self.id}: after its reset its guest calls itself {heard.state[:20]}"
+            raise UncleanError(words)
 
     async def aclose(self) -> None:
         """Hang up."""
@@ -178,10 +213,17 @@ class Member:
             reason = str(error) or f"no answer within {timeout:g} s"
             raise SandboxError(f"sandbox {self.id}: {reason}") from None
         if answer.status != 200:
-            raise SandboxError(
-                f"sandbox {self.id}: {answer.body[:2000].decode('utf-8', 'replace')}"
-            )
+            words = answer.body[:2000].decode("utf-8", "replace")
+            raise _RefusedError(f"sandbox {self.id}: {words}", answer.status)
         return answer.body
+
+
+class _RefusedError(SandboxError):
+    """The guest answered, with something else than 200."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 def _health(sandbox_id: str, body: bytes) -> Health:

@@ -1,6 +1,7 @@
 """The sandboxes of one pool: started, adopted, verified, cleaned, ended. Who holds them is the pool's to know.
 
-start, adopt ─► STARTING ─ verify ─► READY ⇄ CLAIMED ─► RESETTING ─► READY          each ─► ENDING ─► gone
+start, adopt ─► STARTING ─ verify ─► READY ─► CLAIMED ─► RESETTING ─► READY         each ─► ENDING ─► gone
+                                                              └─ unclean ─► QUARANTINED
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from rljob.api.rljob_types import SandboxLimits
 from rljob.clock import Clock
 from rljob.errors import SandboxError
 from rljob_sandbox_pool import sizing
+from rljob_sandbox_pool.decide import Seen
 from rljob_sandbox_pool.guest.claims import sandbox_key
-from rljob_sandbox_pool.member import Health, Member, MemberState
+from rljob_sandbox_pool.leases import ClaimRequest
+from rljob_sandbox_pool.member import Health, Member, MemberState, UncleanError
 from rljob_sandbox_pool.ready_queue import ReadyQueue
 from rljob_sandbox_pool.runtimes.base import RunningSandbox, Runtime, SandboxSpec, Trouble
+from rljob_sandbox_pool.starts import Failures
 
 END_SECONDS = 10.0
 FAILURES_SHOWN = 3
@@ -62,13 +66,9 @@ class Members:
         on_end: Callable[[Member], object],
     ) -> None:
         self.by_id: dict[str, Member] = {}
-        self.queues: dict[str, ReadyQueue[Member]] = {}
-        """Of ready sandboxes, by image."""
-        self.failures = 0
-        """Starts that failed in a row."""
-        self.no_start_before = 0.0
-        """Monotonic: the end of a back-off."""
-        self.last_problem = ""
+        self.queue: ReadyQueue[Member] = ReadyQueue(self._granted, self._ready)
+        self.failures: dict[str, Failures] = {}
+        """By image, where the last start failed."""
         self.num_started = self.num_failed = 0
         self.is_closing = False
         self._runtime, self._pool_key, self._clock = runtime, pool_key, clock
@@ -76,37 +76,51 @@ class Members:
         self._on_change, self._on_state = on_change, on_state
         self._on_held, self._on_end = on_held, on_end
         self._tasks: set[asyncio.Task[object]] = set()
-        self._failed_at = float("-inf")
-        """When a start last counted as one that failed."""
 
     # ── looked at ──
 
-    def counts_by_image(self) -> dict[str, sizing.Counts]:
-        """Members by image and state."""
-        states: dict[str, Counter[str]] = {image: Counter() for image in self.queues}
-        for member in self.by_id.values():
-            states[member.image][member.state.value] += 1
-        for image, queue in self.queues.items():
-            states[image]["waiting"] = queue.num_waiting
-        return {image: sizing.Counts(**each) for image, each in states.items()}
+    def counts(self) -> sizing.Counts:
+        """Members by state."""
+        states = Counter(member.state.value for member in self.by_id.values())
+        return sizing.Counts(**states, waiting=self.queue.num_waiting)
 
-    def starting(self) -> list[Member]:
-        """Those whose guests were not heard yet, oldest first."""
-        return [m for m in self.by_id.values() if m.state is MemberState.STARTING]
+    def seen(self) -> list[Seen]:
+        """For `decide`."""
+        return [
+            Seen(
+                id=member.id,
+                image=member.image,
+                state=member.state,
+                since=member.since,
+                born=member.born,
+                is_outdated=self._runtime.is_outdated(member.running),
+                is_stuck=self._is_stuck(member),
+                is_unheard=self._may_be_held(member),
+            )
+            for member in self.by_id.values()
+        ]
 
     def num_unheard(self) -> int:
         """Adopted sandboxes that may hold a claim which is not known yet."""
-        return sum(member.index < 0 for member in self.starting())
-
-    def held_images(self) -> set[str]:
-        """Images of which no more is started while one that starts has no place to go, or cannot be pulled."""
-        return {m.image for m in self.starting() if m.running.trouble() is not None}
+        return sum(map(self._may_be_held, self._starting()))
 
     def trouble(self) -> Trouble | None:
         """Why sandboxes do not come up; None: they do, or none is wanted."""
-        if self.failures >= FAILURES_SHOWN:
-            return Trouble(STARTS_FAILING, f"starts fail: {self.last_problem}")
-        return next(filter(None, (member.running.trouble() for member in self.starting())), None)
+        for image, failures in self.failures.items():
+            if failures.num >= FAILURES_SHOWN:
+                of = f" of {image}" if len(self.failures) > 1 else ""
+                return Trouble(STARTS_FAILING, f"starts{of} fail: {failures.problem}")
+        return next(filter(None, (m.running.trouble() for m in self._starting())), None)
+
+    def _starting(self) -> list[Member]:
+        return [m for m in self.by_id.values() if m.state is MemberState.STARTING]
+
+    def _may_be_held(self, member: Member) -> bool:
+        """It was adopted, has run, and has not said yet what it is."""
+        return member.is_unheard and not self._is_stuck(member)
+
+    def _is_stuck(self, member: Member) -> bool:
+        return member.state is MemberState.STARTING and member.running.trouble() is not None
 
     # ── one of them ──
 
@@ -121,7 +135,7 @@ class Members:
         try:
             running = self._runtime.start(spec)
         except SandboxError as error:
-            self._failed(str(error), began=self._clock.monotonic())
+            self._failed(image, str(error), began=self._clock.monotonic())
             return
         self.num_started += 1
         self.spawn(self._verify(self._add(spec, running)))
@@ -133,29 +147,42 @@ class Members:
         spec = SandboxSpec(
             id=sandbox_id, key=self._key(sandbox_id), index=-1, limits=limits, image=image
         )
-        self.queues.setdefault(image, ReadyQueue())
-        self.spawn(self._verify(self._add(spec, running), adopted=True))
+        member = self._add(spec, running)
+        member.is_unheard = True
+        self.spawn(self._verify(member, adopted=True))
 
     async def reset(self, member: Member) -> None:
-        """CLAIMED → RESETTING → READY, or its end."""
-        self.enter(member, MemberState.RESETTING)
+        """CLAIMED → RESETTING → READY, QUARANTINED, or its end."""
+        if member.state is MemberState.ENDING:
+            return
+        self._enter(member, MemberState.RESETTING)
         try:
             await member.reset()
+        except UncleanError as error:
+            telemetry.SANDBOX_RESETS.inc(pool=self._title, result="quarantined")
+            self._quarantine(member, error.evidence)
+            return
         except SandboxError as error:
             telemetry.SANDBOX_RESETS.inc(pool=self._title, result="failed")
             self.end(member, f"reset: {error}")
             return
         telemetry.SANDBOX_RESETS.inc(pool=self._title, result="verified")
-        if member.state is MemberState.RESETTING:
-            self._ready(member)
+        self._ready(member)
 
-    def enter(self, member: Member, state: MemberState) -> None:
+    def _enter(self, member: Member, state: MemberState) -> None:
         """It comes into a state."""
-        member.state, member.since = state, self._clock.monotonic()
-        if state is not MemberState.CLAIMED:
+        before, member.state = member.state, state
+        earlier, member.since = member.since, self._clock.monotonic()
+        if state is MemberState.CLAIMED:
+            self.queue.took(member.job)
+            if before is MemberState.READY:
+                telemetry.SANDBOX_IDLE_SECONDS.observe(member.since - earlier, pool=self._title)
+        else:
             member.claim_id = member.owner = ""
         self._on_state(member)
         self._on_change()
+        if before is MemberState.CLAIMED:
+            self.queue.gave_back(member.job)
 
     def end(self, member: Member, problem: str, *, failed: bool = True) -> None:
         """Kill it; with a problem, say so. What is left of a claim on it is the client's error to see.
@@ -172,7 +199,7 @@ class Members:
                 "sandbox_replaced", sandbox=member.id, state=member.state.value, reason=problem
             )
         if member.state is MemberState.STARTING and failed:
-            self._failed(problem, began=member.since)
+            self._failed(member.image, problem, began=member.since)
         self._leave(member)
 
     def spawn(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[object]:
@@ -233,34 +260,53 @@ class Members:
             return
         if member.state is not MemberState.STARTING:
             return
-        self.failures = 0
+        telemetry.SANDBOX_STARTS.inc(pool=self._title, result="adopted" if adopted else "ready")
+        self.failures.pop(member.image, None)
         if adopted:
             self._resume(member, known)
         else:
             self._ready(member)
 
     def _resume(self, member: Member, known: Health) -> None:
-        member.uses, member.job = known.uses, known.job
+        member.uses, member.job, member.is_unheard = known.uses, known.job, False
         if known.state == "claimed":
             if known.claim is not None:
                 member.claim_id, member.owner = known.claim.id, known.claim.owner
-            self.enter(member, MemberState.CLAIMED)
+            self._enter(member, MemberState.CLAIMED)
             self._on_held(member, known)
         elif known.state == "warm":
             self._ready(member)
         elif known.state == "dirty":
             self.spawn(self.reset(member))
+        elif known.state == "quarantined":
+            self._quarantine(member, UncleanError("it was put aside", known.evidence).evidence)
         else:
             self.end(member, f"its guest calls itself {known.state[:20]}", failed=False)
 
+    def _granted(self, member: Member, request: ClaimRequest) -> None:
+        """READY → CLAIMED: its guest is yet to be told."""
+        # Its job from here on, whatever becomes of the call: the guest may have taken the claim, env and all.
+        member.job = member.job or request.job
+        member.claim_id = request.id
+        member.owner = request.owner.name if request.owner else ""
+        self._enter(member, MemberState.CLAIMED)
+
     def _ready(self, member: Member) -> None:
-        self.enter(member, MemberState.READY)
-        self.queues[member.image].put(member)
+        if member.state is not MemberState.ENDING:
+            self._enter(member, MemberState.READY)
+            self.queue.put(member)
+
+    def _quarantine(self, member: Member, evidence: list[str]) -> None:
+        if member.state is MemberState.ENDING:
+            return
+        _log.warning("sandbox_quarantined", sandbox=member.id, job=member.job, evidence=evidence)
+        member.evidence = evidence
+        self._enter(member, MemberState.QUARANTINED)
 
     def _leave(self, member: Member) -> None:
-        self.queues[member.image].remove(member)
+        self.queue.remove(member)
         self._on_end(member)
-        self.enter(member, MemberState.ENDING)
+        self._enter(member, MemberState.ENDING)
         member.running.kill()
 
     def _lost(self, member: Member, how: str) -> None:
@@ -270,7 +316,7 @@ class Members:
         _log.warning("sandbox_died", sandbox=member.id, state=member.state.value, how=how)
         # One that was adopted is no start of ours: most such are on their way out.
         if member.state is MemberState.STARTING and member.index >= 0:
-            self._failed(how, began=member.since)
+            self._failed(member.image, how, began=member.since)
         self._leave(member)
 
     def _gone(self, member: Member, how: str) -> None:
@@ -281,20 +327,18 @@ class Members:
         if not self.is_closing:
             self.spawn(member.aclose())
 
-    def _failed(self, problem: str, *, began: float) -> None:
+    def _failed(self, image: str, problem: str, *, began: float) -> None:
+        now = self._clock.monotonic()
         self.num_failed += 1
-        self.last_problem = problem
-        # Starts that were under way together fail together: one failure in a row, not many.
-        if self.failures and began < self._failed_at:
-            return
-        self.failures += 1
-        self._failed_at = self._clock.monotonic()
-        pause = sizing.backoff_seconds(self.failures)
-        self.no_start_before = self._clock.monotonic() + pause
+        telemetry.SANDBOX_STARTS.inc(pool=self._title, result="failed")
+        if (failures := self.failures.get(image)) is None:
+            failures = self.failures[image] = Failures(problem, now)
+        else:
+            failures.add(problem, began=began, now=now)
         _log.warning(
             "sandbox_did_not_start",
             pool=self._title,
-            failures=self.failures,
-            pause_seconds=pause,
+            failures=failures.num,
+            pause_seconds=failures.no_start_before - now,
             reason=problem,
         )

@@ -3,17 +3,17 @@
     start ─► verify ─► ready queue ─► claim ─► release ─► reset + verification ─┐
       ▲                    ▲                      │                             │
       │                    └──────────────────────│─────────────────────────────┘
-      └── sizing ◄── died, expired, broken, worn out, did not verify
+      └── decide ◄── died, expired, broken, worn out, did not verify
 
 Consumes claims and releases; produces claimed sandboxes. Waits for a free place below `max`, for a start, for a
 reset; what unblocks it is a release, a death or the end of a back-off. Every change wakes `keep_warm_loop`, which
-sizes the pool. Sandboxes of an earlier pool manager are adopted: what they are is what their guests say.
+does what `decide` says. Sandboxes of an earlier pool manager are adopted: what they are is what their guests say.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import msgspec
 import structlog
@@ -24,21 +24,22 @@ from rljob.clock import Clock, SystemClock
 from rljob.errors import SandboxError
 from rljob.sandbox import ClaimAnswer, ClaimStatus, PoolStatus
 from rljob_sandbox_pool import sizing
+from rljob_sandbox_pool.decide import Observed, decide
+from rljob_sandbox_pool.guest import checks
 from rljob_sandbox_pool.leases import ClaimRequest, Lease, Leases, Owner
 from rljob_sandbox_pool.member import Health, Member, MemberState
 from rljob_sandbox_pool.members import Members
-from rljob_sandbox_pool.ready_queue import ReadyQueue
-from rljob_sandbox_pool.reset import Fate, fate
+from rljob_sandbox_pool.reset import Fate, fate, quarantine_seconds
 from rljob_sandbox_pool.runtimes.base import RunningSandbox, Runtime, Trouble
 
 TICK_SECONDS = 1.0
 """How often expiry and idleness are looked at."""
 RETRY_SECONDS = 0.1
 """How soon starts are asked for again that the runtime did not allow."""
-IDLE_SECONDS = 120.0
-"""A sandbox beyond `warm` that nobody wanted for so long is ended."""
 CLAIM_TRIES = 4
 """Sandboxes tried for one claim before the claimer is told to come back."""
+LATE_SECONDS = 1.0
+"""A claim whose time is over by more is not tried with another sandbox."""
 RELEASE_SECONDS = 0.5
 """How long a release waits for its reset, which mostly takes a millisecond."""
 
@@ -49,14 +50,15 @@ class NoSandboxError(Exception):
     """No sandbox within the time that the claim may wait.
 
     Args:
-        at_max: All places are taken: a release helps. Otherwise a start is under way, or backs off.
+        error: `at_max`: all places are taken, a release helps; `at_quota`: one of the same job helps; `warming`: one is
+            on its way, or starts back off.
         message: Why.
         retry_after_seconds: When to ask again.
     """
 
-    def __init__(self, at_max: bool, message: str, retry_after_seconds: float) -> None:
+    def __init__(self, error: str, message: str, retry_after_seconds: float) -> None:
         super().__init__(message)
-        self.at_max, self.message, self.retry_after_seconds = at_max, message, retry_after_seconds
+        self.error, self.message, self.retry_after_seconds = error, message, retry_after_seconds
 
 
 class Pool:
@@ -100,11 +102,11 @@ class Pool:
             scope=scope,
             title=self._title,
             on_change=self._changed.set,
-            on_state=self._entered,
+            on_state=lambda member: self.on_state(member),  # noqa: PLW0108  (who listens comes later)
             on_held=self._held,
             on_end=lambda member: self._leases.remove_sandbox(member.id),
         )
-        self._set_images()
+        self._set_spec()
 
     # ── claims ──
 
@@ -116,30 +118,30 @@ class Pool:
             self._release_earlier_boots(request.owner, request.job)
         began = self._clock.monotonic()
         image = request.image if request.image in self._weights else next(iter(self._weights))
-        queue = self._members.queues[image]
+        result = "hit"
+
+        def on_wait() -> None:
+            nonlocal result
+            result = "miss"
+            self._changed.set()
+
         for _ in range(CLAIM_TRIES):
             left = request.wait_seconds - (self._clock.monotonic() - began)
-            member = await queue.get(
-                left, self._changed.set, lambda member: member.job in ("", request.job)
-            )
+            if left < -LATE_SECONDS:
+                break
+            member = await self._members.queue.get(request, image, left, on_wait)
             if member is None:
                 break
+            granted = self._clock.monotonic()
             if answer := await self._take(member, request):
+                self._observe(image, granted - began, "queue", result)
+                self._observe(image, self._clock.monotonic() - granted, "accept", result)
                 telemetry.SANDBOX_CLAIMS.inc(pool=self._title, result="granted")
-                telemetry.SANDBOX_CLAIM_SECONDS.observe(
-                    self._clock.monotonic() - began, pool=self._title
-                )
                 return answer
-        telemetry.SANDBOX_CLAIMS.inc(pool=self._title, result="exhausted")
-        raise self._no_sandbox()
+        raise self._no_sandbox(request, image)
 
     async def _take(self, member: Member, request: ClaimRequest) -> bytes | None:
-        """Make a ready sandbox the claim's; None where the sandbox would not."""
-        # Its job from here on, whatever becomes of the call: the guest may have taken the claim, env and all.
-        member.job = member.job or request.job
-        member.claim_id = request.id
-        member.owner = request.owner.name if request.owner else ""
-        self._members.enter(member, MemberState.CLAIMED)
+        """Tell the guest of a sandbox that was granted; None where it would not."""
         try:
             await member.claim(request)
         except SandboxError as error:
@@ -150,7 +152,15 @@ class Pool:
             # Whoever claimed has hung up; whether the guest took the claim is not known.
             self._members.spawn(self._members.reset(member))
             raise
+        if member.state is not MemberState.CLAIMED:  # it died meanwhile
+            return None
         return self._lease(member, request.id, request.ttl_seconds, request.owner, request.job)
+
+    def _observe(self, image: str, seconds: float, phase: str, result: str) -> None:
+        shown = image if len(self._weights) > 1 else ""
+        telemetry.SANDBOX_CLAIM_SECONDS.observe(
+            seconds, pool=self._title, image=shown, phase=phase, result=result
+        )
 
     def _lease(
         self, member: Member, claim_id: str, seconds: float, owner: Owner | None, job: str
@@ -163,20 +173,24 @@ class Pool:
         self._leases.add(Lease(claim_id, member.id, expires, encoded, owner, job))
         return encoded
 
-    def _entered(self, member: Member) -> None:
-        self.on_state(member)
-
     def _held(self, member: Member, known: Health) -> None:
         """An adopted sandbox is held by a claim that this broker has not made."""
-        if (claim := known.claim) is not None:
-            owner = Owner(claim.owner, claim.boot_id) if claim.owner else None
-            self._lease(member, claim.id, claim.seconds_left, owner, known.job)
+        if (claim := known.claim) is None:
+            return
+        if self._leases.get(claim.id, known.job):
+            # Whoever claimed did not get its answer, asked again, and has another by now.
+            self._members.end(member, "its claim holds another sandbox")
+            return
+        owner = Owner(claim.owner, claim.boot_id) if claim.owner else None
+        left = min(claim.seconds_left, checks.MAX_TTL_SECONDS)
+        self._lease(member, claim.id, left, owner, known.job)
 
     def _release_earlier_boots(self, owner: Owner, job: str) -> None:
         for lease in self._leases.of_earlier_boots(owner, job):
             _log.info(
                 "claim_forfeited", claim=lease.claim_id, sandbox=lease.sandbox_id, owner=owner.name
             )
+            telemetry.SANDBOX_CLAIMS.inc(pool=self._title, result="forfeited")
             self._members.spawn(self.release(lease.claim_id, job=job))
 
     def claims(self, job: str = "") -> list[ClaimStatus]:
@@ -225,16 +239,22 @@ class Pool:
         if member := self._members.by_id.get(sandbox_id):
             member.running.kill()
 
-    def _no_sandbox(self) -> NoSandboxError:
+    def _no_sandbox(self, request: ClaimRequest, image: str) -> NoSandboxError:
+        name, most = self.name, self.spec.max_per_job
+        if self._members.queue.is_at_quota(request.job):
+            telemetry.SANDBOX_CLAIMS.inc(pool=self._title, result="at_quota")
+            words = f"this job holds {most} sandboxes of pool {name}, as many as one job may"
+            return NoSandboxError("at_quota", words, 1.0)
+        telemetry.SANDBOX_CLAIMS.inc(pool=self._title, result="exhausted")
         counts = self.counts()
-        name = self.name
-        if counts.total >= self.spec.max:
-            return NoSandboxError(
-                True, f"all {self.spec.max} sandboxes of pool {name} are taken", 1.0
-            )
-        pause = max(0.2, min(self._members.no_start_before - self._clock.monotonic(), 10.0))
-        problem = f" (last failure: {self._members.last_problem})" if self._members.failures else ""
-        return NoSandboxError(False, f"no sandbox of pool {name} is ready yet{problem}", pause)
+        if counts.total - counts.ending >= self.spec.max and not counts.coming:
+            words = f"all {self.spec.max} sandboxes of pool {name} are taken"
+            return NoSandboxError("at_max", words, 1.0)
+        words = f"no sandbox of pool {name} is ready yet"
+        if (failures := self._members.failures.get(image)) is None:
+            return NoSandboxError("warming", words, 0.2)
+        pause = max(0.2, min(failures.no_start_before - self._clock.monotonic(), 10.0))
+        return NoSandboxError("warming", f"{words} (last failure: {failures.problem})", pause)
 
     # ── the pool's size ──
 
@@ -242,13 +262,13 @@ class Pool:
         """Size the pool whenever something changed, a back-off ended, and every second."""
         while True:
             wants_more = self._size()
-            self._expire()
             self._publish()
             self._changed.clear()
-            backoff = self._members.no_start_before - self._clock.monotonic()
-            pause = RETRY_SECONDS if wants_more else TICK_SECONDS
+            now = self._clock.monotonic()
+            pauses = [each.no_start_before - now for each in self._members.failures.values()]
+            pauses.append(RETRY_SECONDS if wants_more else TICK_SECONDS)
             try:
-                async with asyncio.timeout(min(pause, backoff) if backoff > 0 else pause):
+                async with asyncio.timeout(min(pause for pause in pauses if pause > 0)):
                     await self._changed.wait()
             except TimeoutError:
                 continue
@@ -260,13 +280,13 @@ class Pool:
     def update(self, spec: SandboxPoolSpec) -> None:
         """Another spec. What was started from an earlier one is used no more, where it matters."""
         self.spec = spec
-        self._set_images()
+        self._set_spec()
         self._changed.set()
 
-    def _set_images(self) -> None:
+    def _set_spec(self) -> None:
         self._weights = self._runtime.images(self.spec)
-        for image in self._weights:
-            self._members.queues.setdefault(image, ReadyQueue())
+        self._members.queue.max_per_job = self.spec.max_per_job
+        self._members.queue.serve_all()
 
     def adopt(self, sandbox_id: str, image: str, running: RunningSandbox) -> None:
         """Take over a sandbox that an earlier pool manager started."""
@@ -278,7 +298,7 @@ class Pool:
 
     def counts(self) -> sizing.Counts:
         """Members by state."""
-        return sum(self._members.counts_by_image().values(), sizing.Counts())
+        return self._members.counts()
 
     def status(self) -> PoolStatus:
         """For `GET /v1/pools`."""
@@ -312,65 +332,40 @@ class Pool:
         """Start and end what is too few or too many; True where more should start, as soon as may be."""
         if self._members.is_closing:
             return False
-        self._end_idle()
-        starts = self._starts()
-        allowed = self._runtime.take_starts(len(starts)) if starts else 0
-        for image in starts[:allowed]:
-            self._members.start(image, self.spec.limits)
-        return allowed < len(starts)
-
-    def _starts(self) -> list[str]:
-        """Images of what should be started now."""
-        if self._clock.monotonic() < self._members.no_start_before:
-            return []
-        counts = self._members.counts_by_image()
-        warm = dict.fromkeys(counts, 0) | sizing.share(self.spec.warm, self._weights)
-        starts = sizing.starts(
-            counts,
-            warm,
-            maximum=self.spec.max,
-            max_starting=self._runtime.max_starting,
-            held=self._members.held_images(),
-        )
-        # After a failure one at a time, until one succeeds.
-        num_starting = sum(each.starting for each in counts.values())
-        return starts[: max(0, 1 - num_starting)] if self._members.failures else starts
-
-    def _end_idle(self) -> None:
-        now, counts = self._clock.monotonic(), self._members.counts_by_image()
-        evictions = sizing.evictions(counts, maximum=self.spec.max)
-        warm = sizing.share(self.spec.warm, self._weights)
-        for image, queue in self._members.queues.items():
-            ready = queue.oldest(queue.num_ready)
-            outdated = [m for m in ready if self._runtime.is_outdated(m.running)]
-            idle = sum(now - member.since > IDLE_SECONDS for member in ready)
-            num = sizing.num_to_end(counts[image], warm=warm.get(image, 0), idle=idle)
-            for member in {*outdated, *ready[: max(num, evictions.get(image, 0))]}:
-                self._members.end(member, "")
-        self._end_stuck(counts)
-
-    def _end_stuck(self, counts: Mapping[str, sizing.Counts]) -> None:
-        """Sandboxes that wait for room or an image, newest first, as far as nobody wants them any more."""
-        total = sum(counts.values(), sizing.Counts())
-        surplus = total.ready + total.starting + total.resetting - self.spec.warm - total.waiting
-        surplus = max(surplus, total.total - total.ending - self.spec.max)
-        starting = self._members.starting()
-        outdated = [m for m in starting if self._runtime.is_outdated(m.running)]
-        stuck = [m for m in reversed(starting) if m.running.trouble() and m not in outdated]
-        for member in [*outdated, *stuck[: max(0, surplus - len(outdated))]]:
-            self._members.end(member, "", failed=False)
-
-    def _expire(self) -> None:
-        for lease in self._leases.expired():
+        actions = decide(self._observed())
+        for lease in actions.expire:
             self._leases.remove(lease.claim_id, lease.job)
             telemetry.SANDBOX_CLAIMS.inc(pool=self._title, result="expired")
-            if member := self._members.by_id.get(lease.sandbox_id):
-                self._members.end(member, "the claim's time to live is over")
+        for box, why in actions.end:
+            if member := self._members.by_id.get(box):
+                self._members.end(member, why, failed=False)
+        num = len(actions.start)
+        allowed = self._runtime.take_starts(num) if num else 0
+        for image in actions.start[:allowed]:
+            self._members.start(image, self.spec.limits)
+        return allowed < num
+
+    def _observed(self) -> Observed:
+        members = self._members
+        return Observed(
+            now=self._clock.monotonic(),
+            warm=self.spec.warm,
+            maximum=self.spec.max,
+            max_starting=self._runtime.max_starting,
+            weights=self._weights,
+            sandboxes=members.seen(),
+            waiting=members.queue.waiting(),
+            expired=self._leases.expired(),
+            failing={image: each.no_start_before for image, each in members.failures.items()},
+            quarantine_seconds=quarantine_seconds(self.spec.recycle),
+        )
 
     def _publish(self) -> None:
         counts = self.counts()
-        for state in ("starting", "ready", "claimed", "resetting"):
-            telemetry.SANDBOXES.set(getattr(counts, state), pool=self._title, state=state)
+        for state in MemberState:
+            telemetry.SANDBOXES.set(
+                getattr(counts, state.value), pool=self._title, state=state.value
+            )
 
     async def close(self) -> None:
         """End every sandbox and wait until nothing of them is left."""

@@ -61,6 +61,7 @@ def status(
         "claimed": counts.claimed,
         "starting": counts.starting,
         "resetting": counts.resetting,
+        "quarantined": counts.quarantined,
         "warm": spec.warm,
         "max": spec.max,
         "conditions": _with_times(found, earlier.get("conditions") or [], now),

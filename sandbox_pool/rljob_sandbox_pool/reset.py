@@ -7,6 +7,7 @@ import enum
 from rljob.api.rljob_types import Recycle
 
 DEFAULT_MAX_REUSES = 50
+DEFAULT_QUARANTINE_SECONDS = 600.0
 
 
 class Fate(enum.Enum):
@@ -27,3 +28,9 @@ def fate(recycle: Recycle, *, uses: int, broken: bool) -> Fate:
     ):
         return Fate.REPLACE
     return Fate.RESET
+
+
+def quarantine_seconds(recycle: Recycle) -> float:
+    """How long a sandbox that did not verify is kept for a look."""
+    given = recycle.quarantine_seconds
+    return DEFAULT_QUARANTINE_SECONDS if given is None else float(given)

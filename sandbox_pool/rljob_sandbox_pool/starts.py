@@ -1,4 +1,4 @@
-"""How fast pods may be started: a pool slowly at first, all pools together at a rate, each its share. Pure."""
+"""How fast sandboxes start: slowly at first and after failures; all pools at a rate, each its share. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,37 @@ MAX_IN_FLIGHT, MAX_DELETIONS = 24, 6
 """Creates of all pools, and deletions, that are not answered yet: together fewer than the client has connections, so
 that none waits unsent while its deadline runs."""
 LARGEST_BATCH = MAX_IN_FLIGHT
+FIRST_BACKOFF_SECONDS = 0.25
+LONGEST_BACKOFF_SECONDS = 30.0
 ASKED_SECONDS = 0.5
 """Who has asked within so long counts when the starts are shared out."""
+
+
+def backoff_seconds(failures: int) -> float:
+    """Pause before the next start after so many failures in a row."""
+    if failures == 0:
+        return 0.0
+    return min(LONGEST_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2.0 ** min(failures - 1, 16))
+
+
+class Failures:
+    """Starts of one image that failed in a row."""
+
+    def __init__(self, problem: str, now: float) -> None:
+        self.num = 0
+        self._failed_at = -math.inf
+        self.add(problem, began=now, now=now)
+
+    def add(self, problem: str, *, began: float, now: float) -> None:
+        """One more. Starts that were under way together fail together: one failure in a row, not many."""
+        self.problem = problem
+        """The newest, in words."""
+        if began <= self._failed_at:
+            return
+        self.num += 1
+        self._failed_at = now
+        self.no_start_before = now + backoff_seconds(self.num)
+        """The end of the pause, monotonic."""
 
 
 class SlowStart:
