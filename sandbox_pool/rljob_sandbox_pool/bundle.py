@@ -61,9 +61,11 @@ def command(folder: str) -> list[str]:
     return _python(folder, ENTRY)
 
 
-def seed_command(folder: str, seed: str, target: str, paths: Sequence[str]) -> list[str]:
+def seed_command(
+    folder: str, seed: str, target: str, paths: Sequence[str], *, max_mib: int
+) -> list[str]:
     """What copies writable folders before the guest starts: path number n to `seed`/n and to `target`/n."""
-    return [*_python(folder, _SEED_ENTRY), seed, target, *paths]
+    return [*_python(folder, _SEED_ENTRY), f"--max-mib={max_mib}", seed, target, *paths]
 
 
 def _python(folder: str, code: str) -> list[str]:

@@ -24,14 +24,13 @@ from rljob.clock import Clock, SystemClock
 from rljob.kube.client import KubeClient
 from rljob.kube.errors import KubeError
 from rljob.kube.informer import Informer, Key, key_of
-from rljob.kube.resources import POD, SANDBOX_POOL, Object, namespace_of, uid_of
+from rljob.kube.resources import POD, SANDBOX_POOL, Object, uid_of
 from rljob_sandbox_pool import isolation, pool_conditions
 from rljob_sandbox_pool.broker import Tenant
 from rljob_sandbox_pool.cluster_config import PoolManagerConfig
 from rljob_sandbox_pool.pool import Pool
-from rljob_sandbox_pool.runtimes import pod_template
 from rljob_sandbox_pool.runtimes.base import Trouble
-from rljob_sandbox_pool.runtimes.pod_template import Owner
+from rljob_sandbox_pool.runtimes.pod_identity import Owner, owner_of, owner_uid, selector
 from rljob_sandbox_pool.runtimes.pods import PodRuntime
 from rljob_sandbox_pool.runtimes.simulated import SimulatedRuntime
 from rljob_sandbox_pool.starts import MAX_DELETIONS, StartBucket
@@ -107,7 +106,7 @@ class Fleet:
                 kube,
                 POD,
                 namespace,
-                label_selector=pod_template.selector(),
+                label_selector=selector(),
                 on_change=self._on_pod,
                 trim=_trim_pod,
             )
@@ -227,7 +226,7 @@ class Fleet:
         self._add(key, new, spec)
 
     def _add(self, key: Key, obj: Object, spec: SandboxPoolSpec) -> None:
-        owner = _owner(obj)
+        owner = owner_of(obj)
         runtime = self._runtime(owner, spec, alone=isolation.needs_policy(obj))
         pool = Pool(
             spec,
@@ -281,7 +280,7 @@ class Fleet:
 
     def _on_pod(self, old: Object | None, new: Object | None) -> None:
         pod = new or old or {}
-        owner = _owner_uid(pod)
+        owner = owner_uid(pod)
         for served in self.served.values():
             if uid_of(served.obj) == owner and isinstance(served.runtime, PodRuntime):
                 if not served.runtime.on_pod(old, new) and new is not None:
@@ -290,7 +289,7 @@ class Fleet:
 
     def _pods_of(self, owner: str) -> Iterator[Object]:
         for informer in self._pods:
-            yield from (pod for pod in informer.objects.values() if _owner_uid(pod) == owner)
+            yield from (pod for pod in informer.objects.values() if owner_uid(pod) == owner)
 
     # ── who may talk to them ──
 
@@ -302,7 +301,7 @@ class Fleet:
             await self._clock.sleep(STATUS_SECONDS)
 
     async def _isolate(self, served: Served) -> None:
-        owner = _owner(served.obj)
+        owner = owner_of(served.obj)
         if owner.uid not in self._isolated:
             served.exposed = await isolation.isolate(self._kube, owner)
             if served.exposed is None:
@@ -372,23 +371,6 @@ async def _close(served: Served) -> None:
 
 def _spec_of(obj: Object) -> Any:
     return obj.get("spec") or {}
-
-
-def _owner(obj: Object) -> Owner:
-    metadata = obj["metadata"]
-    given = metadata.get("labels") or {}
-    return Owner(
-        namespace=namespace_of(obj),
-        name=metadata["name"],
-        uid=uid_of(obj),
-        job=given.get(labels.JOB, ""),
-        job_uid=given.get(labels.JOB_UID, ""),
-    )
-
-
-def _owner_uid(pod: Object) -> str:
-    references = (pod.get("metadata") or {}).get("ownerReferences") or []
-    return next((each["uid"] for each in references if each.get("kind") == SANDBOX_POOL.kind), "")
 
 
 def _trim_pod(pod: Object) -> Object:

@@ -12,7 +12,7 @@ from rljob.kube.client import KubeClient
 from rljob.kube.errors import KubeError
 from rljob.kube.resources import NETWORK_POLICY, Object
 from rljob_sandbox_pool.runtimes.base import Trouble
-from rljob_sandbox_pool.runtimes.pod_template import Owner, label_value
+from rljob_sandbox_pool.runtimes.pod_identity import Owner, label_value
 
 NOT_ISOLATED = "NotIsolated"
 """Reason of a trouble: without its policy a pool starts nothing."""

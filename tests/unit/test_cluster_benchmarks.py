@@ -146,7 +146,8 @@ async def test_a_guest_is_made_of_what_its_pod_holds() -> None:
     from benchmarks.cluster_sandboxes import deployment, guest_of
     from rljob.api.rljob_types import SandboxLimits, SandboxPoolSpec
     from rljob_sandbox_pool.runtimes.base import SandboxSpec
-    from rljob_sandbox_pool.runtimes.pod_template import Owner, PodConfig, pod
+    from rljob_sandbox_pool.runtimes.pod_identity import Owner
+    from rljob_sandbox_pool.runtimes.pod_template import PodConfig, pod
 
     spec = SandboxSpec(id="p-1", key=b"k" * 32, index=0, limits=SandboxLimits(), image="box:1")
     owner, config = (

@@ -1,11 +1,16 @@
 """The guest's start in a pod: one variable of its environment says everything, and it listens itself.
 
-    RLJOB_SANDBOX = {"id", "key" (hex), "port", "env", "workspace", "folders", "shared_folders", "sealed", "rlimits",
-                     "marker"}
+    RLJOB_SANDBOX = {"id", "key" (hex), "port", "env", "workspace", "folders", "shared_folders", "sealed", "listed",
+                     "rlimits", "marker", "writable", "canary"}
 
 Guest and commands are the same user here. What protects the guest: it is PID 1, so no signal from inside its namespace
 ends or stops it; it is not dumpable, so nobody reads its memory, environment or descriptors; the reset compares what
 that user could change of it. The sandbox ends with its pod, or by the guest's own hand when a claim's time is over.
+
+With podSecurity baseline that user is the image's root. Whoever is not dumpable is looked into by SYS_PTRACE alone, and
+that, like SYS_ADMIN and SYS_RESOURCE, no pod has: root may change owners and users and end what it started, which the
+guest needs too to bring everything back. What root may write besides (/etc/hosts, /dev, PID 1's oom_score_adj) the
+reset compares. Its processes are counted only in a user namespace (hostUsers: false) or by the node.
 """
 
 from __future__ import annotations

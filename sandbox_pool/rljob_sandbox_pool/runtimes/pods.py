@@ -26,8 +26,9 @@ from rljob.kube.resources import POD, Object, name_of, uid_of
 from rljob.labels import GUEST_PORT
 from rljob_sandbox_pool.runtimes import pod_template
 from rljob_sandbox_pool.runtimes.base import SandboxSpec, Trouble
+from rljob_sandbox_pool.runtimes.pod_identity import IMAGE, TEMPLATE_HASH, Owner
 from rljob_sandbox_pool.runtimes.pod_status import fate, is_scheduled, trouble
-from rljob_sandbox_pool.runtimes.pod_template import Owner, PodConfig
+from rljob_sandbox_pool.runtimes.pod_template import PodConfig
 from rljob_sandbox_pool.starts import MAX_DELETIONS, SlowStart, StartBucket
 
 CREATE_SECONDS = 4.0
@@ -218,13 +219,15 @@ class PodRuntime:
 
     def limits(self) -> dict[str, str]:
         """See `base.Runtime`."""
+        restricted = self._spec.pod_security == "restricted"
         return {
             "network": "NetworkPolicy",
             "disk": "emptyDir",
-            "pids": "rlimit" if self._spec.pod_security == "restricted" else "none",
+            # the kernel exempts the node's own root
+            "pids": "rlimit" if restricted or not self._spec.host_users else "none",
             "memory": "cgroup",
             "cpu": "cgroup",
-            "user": "own uid" if self._spec.pod_security == "restricted" else "image",
+            "user": "own uid" if restricted else "image",
         }
 
     def images(self, spec: SandboxPoolSpec) -> dict[str, int]:
@@ -251,10 +254,10 @@ class PodRuntime:
         """A pod that an earlier pool manager started: its name, its image, and itself."""
         annotations = pod["metadata"].get("annotations") or {}
         box = PodSandbox(self, name_of(pod), None)
-        box.template = annotations.get(pod_template.TEMPLATE_HASH, "")
+        box.template = annotations.get(TEMPLATE_HASH, "")
         self._boxes[box.name] = box
         box.seen(pod)
-        return box.name, annotations.get(pod_template.IMAGE, ""), box
+        return box.name, annotations.get(IMAGE, ""), box
 
     def is_outdated(self, running: object) -> bool:
         """See `base.Runtime`."""

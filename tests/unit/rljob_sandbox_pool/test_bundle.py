@@ -58,7 +58,7 @@ def test_folders_are_copied_from_a_root_without_anything_else(root: Path) -> Non
     for name in ("seed", "target", "data"):
         (root / name).mkdir()
     (root / "data/file").write_text("as the image has it")
-    command = bundle.seed_command(GUEST, "/seed", "/target", ["/none", "/data"])
+    command = bundle.seed_command(GUEST, "/seed", "/target", ["/none", "/data"], max_mib=64)
     argv = ["chroot", str(root), *command]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")

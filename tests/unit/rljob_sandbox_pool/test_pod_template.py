@@ -9,14 +9,9 @@ import pytest
 from rljob import labels
 from rljob.api.rljob_types import SandboxPoolSpec
 from rljob_sandbox_pool.runtimes.base import SandboxSpec, Trouble
+from rljob_sandbox_pool.runtimes.pod_identity import Owner, label_value
 from rljob_sandbox_pool.runtimes.pod_status import fate, is_scheduled, trouble
-from rljob_sandbox_pool.runtimes.pod_template import (
-    Owner,
-    PodConfig,
-    label_value,
-    pod,
-    template_hash,
-)
+from rljob_sandbox_pool.runtimes.pod_template import PodConfig, pod, template_hash
 
 CONFIG = PodConfig(guest_image="pool:1", sandbox_image="box:1", image_pull_secrets=["pull"])
 OWNER = Owner(namespace="ns", name="j-default", uid="u", job="j", job_uid="ju")
@@ -58,9 +53,120 @@ def test_each_sandbox_has_a_user_of_its_own() -> None:
     assert min(users) >= 100_000
 
 
-def test_baseline_leaves_the_user_to_the_image() -> None:
-    security = made(podSecurity="baseline", runtimeClassName="kata")["spec"]["securityContext"]
-    assert "runAsUser" not in security
+BASELINE_ALLOWS = {
+    "AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE", "SETFCAP",
+    "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT",
+}  # fmt: skip
+
+
+def test_baseline_leaves_the_user_to_the_image_and_root_what_it_needs() -> None:
+    spec = made(podSecurity="baseline", hostUsers=False, writablePaths=["/root"])["spec"]
+    assert spec["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}
+    assert spec["hostUsers"] is False
+    guest, seed = spec["initContainers"]
+    for container in (seed, *spec["containers"]):
+        security = container["securityContext"]
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["readOnlyRootFilesystem"] is True
+        assert security["capabilities"]["drop"] == ["ALL"]
+        assert {"KILL", "DAC_OVERRIDE"} <= set(security["capabilities"]["add"]) < BASELINE_ALLOWS
+    assert "add" not in guest["securityContext"]["capabilities"]
+
+
+def test_a_user_namespace_has_a_user_that_it_knows() -> None:
+    spec = made(hostUsers=False)["spec"]
+    assert spec["hostUsers"] is False
+    assert 0 < spec["securityContext"]["runAsUser"] < 65_536
+    assert "hostUsers" not in made()["spec"]
+
+
+def test_writable_paths_are_copied_once_to_begin_with_and_once_to_go_back_to() -> None:
+    manifest = made(writablePaths=["/root", "/opt/venv"], limits={"diskMib": 100})
+    spec = manifest["spec"]
+    seed, sandbox = spec["initContainers"][1], spec["containers"][0]
+    assert seed["image"] == sandbox["image"] == "img:1"
+    at = {mount["mountPath"]: mount for mount in sandbox["volumeMounts"]}
+    assert at["/root"] == {"name": "writable", "mountPath": "/root", "subPath": "0"}
+    assert at["/opt/venv"] == {"name": "writable", "mountPath": "/opt/venv", "subPath": "1"}
+    assert at["/opt/rljob/seeds"]["readOnly"] is True
+    assert guest_config(manifest)["writable"] == [
+        {"path": "/root", "seed": "/opt/rljob/seeds/0"},
+        {"path": "/opt/venv", "seed": "/opt/rljob/seeds/1"},
+    ]
+    assert seed["command"][-5:] == [
+        "--max-mib=100", "/opt/rljob/seeds", "/opt/rljob/copies", "/root", "/opt/venv",
+    ]  # fmt: skip
+    mounts = {mount["mountPath"] for mount in seed["volumeMounts"]}
+    assert mounts == {"/opt/rljob/guest", "/opt/rljob/seeds", "/opt/rljob/copies"}
+
+
+def test_writable_paths_have_room_in_memory_or_on_disk() -> None:
+    small = made(writablePaths=["/a", "/b"], limits={"diskMib": 64, "memoryMib": 512})["spec"]
+    volumes = {v["name"]: v["emptyDir"] for v in small["volumes"]}
+    assert volumes["writable"] == {"medium": "Memory", "sizeLimit": "128Mi"}
+    assert volumes["seeds"] == {"sizeLimit": "128Mi"}
+    limits = small["containers"][0]["resources"]["limits"]
+    assert limits["memory"] == f"{512 + 16 + 64 + 4 * 64}Mi"
+    assert limits["ephemeral-storage"] == f"{128 + 128}Mi"
+    assert small["initContainers"][1]["resources"]["limits"]["memory"] == f"{64 + 128}Mi"
+    large = made(writablePaths=["/a"], limits={"diskMib": 1000})["spec"]
+    volumes = {v["name"]: v["emptyDir"] for v in large["volumes"]}
+    assert volumes["writable"] == volumes["seeds"] == {"sizeLimit": "1000Mi"}
+    limits = large["containers"][0]["resources"]["limits"]
+    assert limits["ephemeral-storage"] == f"{128 + 1000 + 3 * 1000}Mi"
+    assert large["initContainers"][1]["resources"]["limits"]["memory"] == "64Mi"
+
+
+def test_without_writable_paths_nothing_is_copied() -> None:
+    spec = made()["spec"]
+    assert [container["name"] for container in spec["initContainers"]] == ["guest"]
+    assert {"seeds", "writable"}.isdisjoint(volume["name"] for volume in spec["volumes"])
+
+
+def test_a_writable_root_has_room_on_disk() -> None:
+    spec = made(readOnlyRoot=False, recycle={"strategy": "recreate"}, limits={"diskMib": 100})
+    sandbox = spec["spec"]["containers"][0]
+    assert sandbox["securityContext"]["readOnlyRootFilesystem"] is False
+    assert sandbox["resources"]["limits"]["ephemeral-storage"] == f"{128 + 100}Mi"
+    guest = spec["spec"]["initContainers"][0]
+    assert guest["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_a_persons_labels_never_replace_those_of_ours() -> None:
+    pod = {
+        "labels": {"team": "a", labels.JOB: "other"},
+        "annotations": {"note": "x", "rljob.dev/template-hash": "0"},
+        "nodeSelector": {"disk": "ssd"},
+        "tolerations": [{"key": "a", "operator": "Exists"}],
+        "imagePullSecrets": ["mine", "pull"],
+    }
+    manifest = made(pod=pod)
+    assert manifest["metadata"]["labels"]["team"] == "a"
+    assert manifest["metadata"]["labels"][labels.JOB] == "j"
+    assert manifest["metadata"]["annotations"]["note"] == "x"
+    assert manifest["metadata"]["annotations"]["rljob.dev/template-hash"] != "0"
+    assert manifest["spec"]["nodeSelector"] == {"disk": "ssd"}
+    assert manifest["spec"]["tolerations"] == [{"key": "a", "operator": "Exists"}]
+    assert manifest["spec"]["imagePullSecrets"] == [{"name": "pull"}, {"name": "mine"}]
+
+
+def test_sandboxes_of_one_image_like_to_be_together_where_there_are_several() -> None:
+    images = [{"image": "img:1"}, {"image": "img:2"}]
+    manifest = made(images=images)
+    (wish,) = manifest["spec"]["affinity"]["podAffinity"][
+        "preferredDuringSchedulingIgnoredDuringExecution"
+    ]
+    wanted = wish["podAffinityTerm"]["labelSelector"]["matchLabels"]
+    assert wanted.items() <= manifest["metadata"]["labels"].items()
+    assert "affinity" not in made(images=images[:1])["spec"]
+
+
+@pytest.mark.parametrize(
+    ("egress", "asks"), [("none", False), ("gateway", False), ("dns", True), ("public", True)]
+)
+def test_a_sandbox_without_dns_looks_nothing_up(egress: str, asks: bool) -> None:
+    spec = made(egress=egress)["spec"]
+    assert spec.get("dnsPolicy", "") == ("" if asks else "None")
 
 
 def test_it_says_whose_it_is() -> None:
@@ -118,7 +224,11 @@ def test_what_makes_pods_outdated() -> None:
     assert hashed() == hashed(warm=9, max=99) == hashed(images=[{"image": "a:1"}])
     other = msgspec.structs.replace(CONFIG, guest_image="pool:2")
     changed = {hashed(limits={"pids": 9}), hashed(runtimeClassName="x"), hashed(other)}
-    assert len(changed | {hashed()}) == 4
+    changed |= {hashed(recycle={"canary": "true"}), hashed(pod={"labels": {"a": "b"}})}
+    changed |= {hashed(writablePaths=["/a"]), hashed(egress="dns")}
+    assert len(changed | {hashed()}) == 8
+    assert hashed(egress="gateway") == hashed(recycle={"maxReuses": 3}) == hashed(prePull=True)
+    assert hashed(egress="public") == hashed(egress="dns")
 
 
 @pytest.mark.parametrize(

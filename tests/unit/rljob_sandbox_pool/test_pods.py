@@ -7,7 +7,8 @@ from rljob.api.rljob_types import SandboxLimits, SandboxPoolSpec
 from rljob.kube.resources import Object
 from rljob.labels import GUEST_PORT
 from rljob_sandbox_pool.runtimes.base import SandboxSpec
-from rljob_sandbox_pool.runtimes.pod_template import Owner, PodConfig
+from rljob_sandbox_pool.runtimes.pod_identity import Owner
+from rljob_sandbox_pool.runtimes.pod_template import PodConfig
 from rljob_sandbox_pool.runtimes.pods import PodRuntime
 from rljob_sandbox_pool.starts import MAX_DELETIONS, StartBucket
 
