@@ -203,8 +203,9 @@ class HttpClient:
     ) -> AsyncGenerator[bytes, None]:
         with self._named():
             size = body_size(status, headers, limit)
-            async for piece in body_pieces(reader, size, limit):
-                yield piece
+            async with aclosing(body_pieces(reader, size, limit)) as pieces:
+                async for piece in pieces:
+                    yield piece
 
     async def aclose(self) -> None:
         """Close the connections: the idle ones now, the others with their calls."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from typing import NamedTuple
 
 MAX_HEAD_BYTES = 16_384
@@ -103,11 +104,12 @@ async def body_pieces(
     else:
         source = _chunks(reader, max_body_bytes) if size == _CHUNKED else _to_end(reader)
     left = max_body_bytes
-    async for piece in source:
-        left -= len(piece)
-        if left < 0:
-            raise _too_large(max_body_bytes)
-        yield piece
+    async with aclosing(source):
+        async for piece in source:
+            left -= len(piece)
+            if left < 0:
+                raise _too_large(max_body_bytes)
+            yield piece
 
 
 async def _chunks(
@@ -116,8 +118,9 @@ async def _chunks(
     while size := await _chunk_size(reader):
         if size > max_chunk_bytes:
             raise _too_large(max_chunk_bytes)
-        async for piece in _exactly(reader, size):
-            yield piece
+        async with aclosing(_exactly(reader, size)) as pieces:
+            async for piece in pieces:
+                yield piece
         if await reader.readexactly(2) != b"\r\n":
             raise HttpError("malformed chunk")
     while await reader.readuntil(b"\r\n") != b"\r\n":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import httpx
 
@@ -136,17 +136,13 @@ class ServiceProxy:
     ) -> AsyncGenerator[bytes, None]:
         limit = left = MAX_BODY_BYTES if max_body_bytes is None else max_body_bytes
         with _named(self._config.server):
-            async with aclosing(_raw(response)) as pieces:
+            raw = cast("AsyncGenerator[bytes, None]", response.aiter_raw())
+            async with aclosing(raw) as pieces:
                 async for piece in pieces:
                     left -= len(piece)
                     if left < 0:
                         raise HttpError(f"answer is past the limit of {limit} bytes")
                     yield piece
-
-
-async def _raw(response: httpx.Response) -> AsyncGenerator[bytes, None]:
-    async for piece in response.aiter_raw():
-        yield piece
 
 
 @contextmanager
