@@ -7,11 +7,14 @@ from pathlib import Path
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
-from dashboards import rollout_completion
+from dashboards import rollout_completion, sandboxes
 
 TARGET = Path(__file__).parents[1] / "charts" / "rljob" / "dashboards"
 """Where the chart looks for them."""
-BUILDERS = {"rollout-completion": rollout_completion.dashboard}
+BUILDERS = {
+    "rollout-completion": rollout_completion.dashboard,
+    "sandboxes": sandboxes.dashboard,
+}
 """File name → what makes its dashboard."""
 
 

@@ -10,20 +10,22 @@ from grafana_foundation_sdk.models import dashboard as models
 DATASOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 JOB = 'namespace="$namespace",job="$job"'
 """Every series of a job carries its namespace and its name: PodMonitors add them, the operator knows them."""
+POOLS = 'namespace="$namespace",pool=~"$pool"'
+"""Series of sandbox pools, those without a job among them."""
 WINDOW = "$__rate_interval"
 
 Target = tuple[str, str]
 """Query and legend."""
 
 
-def series(metric: str, **labels: str) -> str:
-    """The series of a metric that belong to the chosen job; `~` before a value is a pattern, `!` is "not"."""
+def series(metric: str, scope: str = JOB, **labels: str) -> str:
+    """The series of a metric in a scope: the chosen job, or pools; `~` before a value is a pattern, `!` is "not"."""
     signs = {"~": "=~", "!": "!="}
     own = (
         f'{label}{signs[value[0]]}"{value[1:]}"' if value[0] in signs else f'{label}="{value}"'
         for label, value in labels.items()
     )
-    return f"{metric}{{{','.join((JOB, *own))}}}"
+    return f"{metric}{{{','.join((scope, *own))}}}"
 
 
 def last(metric: str, by: str = "", **labels: str) -> str:
@@ -45,15 +47,18 @@ def _by(labels: str) -> str:
     return f" by ({labels})" if labels else ""
 
 
-def mean(histogram: str, by: str = "") -> str:
+def mean(histogram: str, by: str = "", **labels: str) -> str:
     """Mean of what a histogram saw."""
-    return f"{per_second(f'{histogram}_sum', by)} / ({per_second(f'{histogram}_count', by)} > 0)"
+    total_seconds, number = (
+        per_second(f"{histogram}_{part}", by, **labels) for part in ("sum", "count")
+    )
+    return f"{total_seconds} / ({number} > 0)"
 
 
-def quantile(share: float, histogram: str, by: str = "") -> str:
+def quantile(share: float, histogram: str, by: str = "", **labels: str) -> str:
     """A quantile of what a histogram saw."""
     groups = f"le, {by}" if by else "le"
-    return f"histogram_quantile({share}, {per_second(f'{histogram}_bucket', groups)})"
+    return f"histogram_quantile({share}, {per_second(f'{histogram}_bucket', groups, **labels)})"
 
 
 def or_zero(query: str) -> str:
@@ -124,6 +129,39 @@ def number(
             grafana.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(steps)
         )
     return panel
+
+
+def board(title: str, uid: str, about: str, *variables: grafana.QueryVariable) -> grafana.Dashboard:
+    """An empty dashboard with its variables."""
+    made = (
+        grafana.Dashboard(title)
+        .uid(uid)
+        .description(about)
+        .tags(["rljob"])
+        .readonly()
+        .refresh("30s")
+        .time("now-1h", "now")
+        .timezone("browser")
+        .tooltip(models.DashboardCursorSync.CROSSHAIR)
+        .with_variable(
+            grafana.DatasourceVariable("datasource").label("Data source").type("prometheus")
+        )
+    )
+    for one in variables:
+        made.with_variable(one)
+    return made
+
+
+def variable(label: str, title: str, metric: str) -> grafana.QueryVariable:
+    """The values of a label of a metric, to choose among."""
+    return (
+        grafana.QueryVariable(label)
+        .label(title)
+        .datasource(DATASOURCE)
+        .query({"query": f"label_values({metric}, {label})", "refId": "A"})
+        .refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(models.VariableSort.ALPHABETICAL_ASC)
+    )
 
 
 def _target(number: int, query: str, legend: str) -> prometheus.Dataquery:

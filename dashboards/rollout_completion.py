@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders import dashboard as grafana
 from grafana_foundation_sdk.builders import stat, timeseries
-from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models import units
 
 from dashboards.panels import (
-    DATASOURCE,
+    board,
     graph,
     last,
     mean,
@@ -23,6 +22,7 @@ from dashboards.panels import (
     quantile,
     series,
     total,
+    variable,
 )
 
 Panels = list[timeseries.Panel | stat.Panel]
@@ -35,38 +35,18 @@ EACH_POD = "rljob_episodes_running"
 
 def dashboard() -> grafana.Dashboard:
     """The whole of it."""
-    board = (
-        grafana.Dashboard("Rollout completion")
-        .uid("rljob-rollout-completion")
-        .description("Do episodes of an RLJob finish, what fails, and who waits for whom?")
-        .tags(["rljob"])
-        .readonly()
-        .refresh("30s")
-        .time("now-1h", "now")
-        .timezone("browser")
-        .tooltip(models.DashboardCursorSync.CROSSHAIR)
-        .with_variable(
-            grafana.DatasourceVariable("datasource").label("Data source").type("prometheus")
-        )
-        .with_variable(_variable("namespace", "Namespace", EACH_POD))
-        .with_variable(_variable("job", "Job", f'{EACH_POD}{{namespace="$namespace"}}'))
+    made = board(
+        "Rollout completion",
+        "rljob-rollout-completion",
+        "Do episodes of an RLJob finish, what fails, and who waits for whom?",
+        variable("namespace", "Namespace", EACH_POD),
+        variable("job", "Job", f'{EACH_POD}{{namespace="$namespace"}}'),
     )
     for title, panels in ROWS.items():
-        board.with_row(grafana.Row(title))
+        made.with_row(grafana.Row(title))
         for panel in panels():
-            board.with_panel(panel)
-    return board
-
-
-def _variable(label: str, title: str, metric: str) -> grafana.QueryVariable:
-    return (
-        grafana.QueryVariable(label)
-        .label(title)
-        .datasource(DATASOURCE)
-        .query({"query": f"label_values({metric}, {label})", "refId": "A"})
-        .refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
-        .sort(models.VariableSort.ALPHABETICAL_ASC)
-    )
+            made.with_panel(panel)
+    return made
 
 
 def _glance() -> Panels:
@@ -246,14 +226,14 @@ def _sandboxes() -> Panels:
         ),
         graph(
             "Seconds per claim",
-            "Of claims that were granted.",
+            "Of claims that were granted: queue, until a sandbox was free, and accept, until its guest knew.",
             units.Seconds,
-            (quantile(0.5, claims), "p50"),
-            (quantile(0.95, claims), "p95"),
+            (quantile(0.5, claims, "phase"), "{{phase}} p50"),
+            (quantile(0.95, claims, "phase"), "{{phase}} p95"),
         ),
         graph(
             "Claims that got nothing",
-            "Per second, by result: exhausted (none was free in time), failed, expired.",
+            "Per second, by result: exhausted (none was free in time), at_quota, failed, expired, forfeited.",
             units.OpsPerSecond,
             (
                 or_zero(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import signal
 import subprocess
 import threading
 import time
@@ -32,7 +33,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 NAMESPACE, WINDOW = "team-a", "8s"
 RULES = CHART / "files" / "rules.yaml"
-DASHBOARD = json.loads(rendered()["rollout-completion.json"])
+DASHBOARDS = {name.removesuffix(".json"): json.loads(text) for name, text in rendered().items()}
 COMPONENTS = {"sandbox-pool", "gateway-0", "worker-0", "trainer"}
 
 
@@ -43,8 +44,9 @@ class Scraped(NamedTuple):
     start: float
     end: float
     job: str
-    completed: int
-    """Episodes, as the run's own summary has it."""
+    steps: int = 0
+    """Steps and completed episodes, as the run's own summary has them."""
+    completed: int = 0
 
     def values(self, expression: str) -> list[float]:
         """All values of an expression during the run, its variables filled in."""
@@ -52,6 +54,7 @@ class Scraped(NamedTuple):
             ("$__rate_interval", WINDOW),
             ("$namespace", NAMESPACE),
             ("$job", self.job),
+            ("$pool", ".*"),
         ):
             expression = expression.replace(variable, value)
         found = self.prometheus.query_range(expression, self.start, self.end)
@@ -74,10 +77,10 @@ def metrics_ports(job: Job) -> dict[str, int]:
 
 @pytest.fixture(scope="module")
 def scraped(tmp_path_factory: pytest.TempPathFactory, simulated_model: Path) -> Iterator[Scraped]:
-    """A run of some seconds, scraped every second from its first to its last step."""
+    """A run, scraped every second until every query has data of it and ten steps are to be seen."""
     program("prometheus")
     folder = tmp_path_factory.mktemp("dashboard")
-    job = Job(folder, simulated_model, spec__trainer__steps=14)
+    job = Job(folder, simulated_model, spec__trainer__steps=2000)
     with Prometheus(folder / "prometheus") as prometheus:
         start = time.time()
         job.start()
@@ -85,29 +88,44 @@ def scraped(tmp_path_factory: pytest.TempPathFactory, simulated_model: Path) -> 
             job.until(lambda: metrics_ports(job).keys() >= COMPONENTS)
             labels = {"namespace": NAMESPACE, "job": job.name}
             prometheus.scrape(list(metrics_ports(job).values()), labels)
-            assert job.end() == 0, job.output
+            job.until(
+                lambda: all(_is_to_be_seen(Scraped(prometheus, start, time.time(), job.name)))
+            )
+            assert job.process
+            job.process.send_signal(signal.SIGINT)
+            job.end()
         finally:
             job.close()
-        completed = job.read("summary.json")["episodes_completed"]
-        yield Scraped(prometheus, start, time.time(), job.name, completed)
+        summary = job.read("summary.json")
+        end, totals = time.time(), (summary["steps"], summary["episodes_completed"])
+        yield Scraped(prometheus, start, end, job.name, *totals)
+
+
+def _is_to_be_seen(scraped: Scraped) -> Iterator[bool]:
+    for panel in panels():
+        for target in panel["targets"]:
+            values = [value for value in scraped.values(target["expr"]) if not math.isnan(value)]
+            least = {"Step": 10, "Completed": 1}.get(panel["title"], -math.inf)
+            yield bool(values) and max(values) >= least
 
 
 # ── the dashboard ──
 
 
-def panels() -> Iterator[dict[str, Any]]:
-    for panel in DASHBOARD["panels"]:
+def panels(dashboard: str) -> Iterator[dict[str, Any]]:
+    for panel in DASHBOARDS[dashboard]["panels"]:
         yield from panel.get("panels") or ([] if panel["type"] == "row" else [panel])
 
 
 QUERIES = [
-    pytest.param(target["expr"], id=f"{panel['title']}-{target['refId']}")
-    for panel in panels()
+    pytest.param(target["expr"], id=f"{dashboard}-{panel['title']}-{target['refId']}")
+    for dashboard in DASHBOARDS
+    for panel in panels(dashboard)
     for target in panel["targets"]
 ]
 
 
-def test_the_dashboard_in_the_chart_is_the_one_of_the_source() -> None:
+def test_the_dashboards_in_the_chart_are_those_of_the_source() -> None:
     """`python -m dashboards` writes it anew."""
     assert {path.name: path.read_text() for path in TARGET.glob("*.json")} == rendered()
 
@@ -123,30 +141,47 @@ def test_every_query_has_data_of_a_real_run(scraped: Scraped, expression: str) -
 def test_totals_on_the_dashboard_are_those_of_the_run(scraped: Scraped) -> None:
     shown = {
         panel["title"]: max(scraped.values(panel["targets"][0]["expr"]))
-        for panel in panels()
+        for panel in panels("rollout-completion")
         if panel["title"] in {"Step", "Completed", "Completion rate", "Failed attempts"}
     }
-    assert 10 <= shown["Step"] <= 14, "the last scrape may come before the last step"
-    assert 0 < shown["Completed"] <= scraped.completed, (
-        "the trainer looks at the ledger every few seconds"
-    )
+    assert 10 <= shown["Step"] <= scraped.steps, "the last scrape may come before the last step"
+    assert 0 < shown["Completed"] <= scraped.completed
     assert (shown["Completion rate"], shown["Failed attempts"]) == (1.0, 0.0)
 
 
-def test_the_variables_find_the_job(scraped: Scraped) -> None:
-    variables = {one["name"]: one for one in DASHBOARD["templating"]["list"]}
-    assert list(variables) == ["datasource", "namespace", "job"]
-    for name, value in (("namespace", NAMESPACE), ("job", scraped.job)):
+def test_sandboxes_on_the_dashboard_are_those_of_the_run(scraped: Scraped) -> None:
+    shown = {
+        panel["title"]: scraped.values(panel["targets"][0]["expr"])
+        for panel in panels("sandboxes")
+        if panel["title"] in {"Ready", "Claimed", "Quarantined", "Warm hits"}
+    }
+    assert max(shown["Ready"]) > 0
+    assert max(shown["Claimed"]) > 0
+    assert set(shown["Quarantined"]) == {0.0}
+    assert all(0 <= share <= 1 for share in shown["Warm hits"] if not math.isnan(share))
+
+
+@pytest.mark.parametrize(
+    ("dashboard", "label"), [("rollout-completion", "job"), ("sandboxes", "pool")]
+)
+def test_the_variables_find_the_job_and_its_pools(
+    scraped: Scraped, dashboard: str, label: str
+) -> None:
+    variables = {one["name"]: one for one in DASHBOARDS[dashboard]["templating"]["list"]}
+    assert list(variables) == ["datasource", "namespace", label]
+    values = {"namespace": NAMESPACE, "job": scraped.job, "pool": "shells"}
+    for name in ("namespace", label):
         query = variables[name]["query"]["query"]
-        metric, label = re.fullmatch(r"label_values\((.*), (\w+)\)", query).groups()  # type: ignore[union-attr]
+        metric, of = re.fullmatch(r"label_values\((.*), (\w+)\)", query).groups()  # type: ignore[union-attr]
         metric = metric.replace("$namespace", NAMESPACE)
         found = scraped.prometheus.query_range(metric, scraped.start, scraped.end)
-        assert {series["metric"][label] for series in found} == {value}
+        assert {series["metric"][of] for series in found} == {values[name]}
 
 
-def test_panels_explain_themselves_and_lie_in_no_others_way() -> None:
+@pytest.mark.parametrize("dashboard", DASHBOARDS)
+def test_panels_explain_themselves_and_lie_in_no_others_way(dashboard: str) -> None:
     taken: set[tuple[int, int]] = set()
-    for panel in panels():
+    for panel in panels(dashboard):
         assert panel["description"].endswith((".", "?")), panel["title"]
         assert panel["datasource"]["uid"] == "${datasource}"
         box = panel["gridPos"]

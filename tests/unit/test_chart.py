@@ -423,12 +423,13 @@ def test_every_alert_is_explained_in_the_docs() -> None:
     assert re.findall(r"^\| (RLJob\w+) \|", page, re.MULTILINE) == alerts
 
 
-def test_the_dashboard_is_shipped_as_it_lies_there() -> None:
-    shipped = rendered("monitoring").one("ConfigMap", "rljob-dashboard-rollout-completion")
+@pytest.mark.parametrize("name", ["rollout-completion", "sandboxes"])
+def test_a_dashboard_is_shipped_as_it_lies_there(name: str) -> None:
+    shipped = rendered("monitoring").one("ConfigMap", f"rljob-dashboard-{name}")
     assert shipped["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert shipped["metadata"]["annotations"] == {"grafana_folder": "rljob"}
-    source = (CHART / "dashboards" / "rollout-completion.json").read_text()
-    assert json.loads(shipped["data"]["rollout-completion.json"]) == json.loads(source)
+    source = (CHART / "dashboards" / f"{name}.json").read_text()
+    assert json.loads(shipped["data"][f"{name}.json"]) == json.loads(source)
 
 
 def test_pods_take_what_a_person_adds() -> None:
