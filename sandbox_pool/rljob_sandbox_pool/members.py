@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 
 from rljob import telemetry
-from rljob.api.rljob_types import SandboxLimits
+from rljob.api.rljob_types import SandboxLimits, SandboxPoolSpec
 from rljob.clock import Clock
 from rljob.errors import SandboxError
 from rljob_sandbox_pool import sizing
@@ -124,13 +124,19 @@ class Members:
 
     # ── one of them ──
 
-    def start(self, image: str, limits: SandboxLimits) -> None:
+    def start(self, image: str, pool: SandboxPoolSpec) -> None:
         """One more."""
         used = {member.index for member in self.by_id.values()}
         index = next(i for i in range(len(used) + 1) if i not in used)
         sandbox_id = f"{self._name}-{secrets.token_hex(5)}"
         spec = SandboxSpec(
-            id=sandbox_id, key=self._key(sandbox_id), index=index, limits=limits, image=image
+            id=sandbox_id,
+            key=self._key(sandbox_id),
+            index=index,
+            limits=pool.limits,
+            image=image,
+            writable_paths=tuple(pool.writable_paths),
+            canary=pool.recycle.canary,
         )
         try:
             running = self._runtime.start(spec)

@@ -342,7 +342,7 @@ class Pool:
         num = len(actions.start)
         allowed = self._runtime.take_starts(num) if num else 0
         for image in actions.start[:allowed]:
-            self._members.start(image, self.spec.limits)
+            self._members.start(image, self.spec)
         return allowed < num
 
     def _observed(self) -> Observed:
