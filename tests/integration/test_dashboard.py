@@ -102,7 +102,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory, simulated_model: Path) -> 
 
 
 def _is_to_be_seen(scraped: Scraped) -> Iterator[bool]:
-    for panel in panels():
+    for panel in (panel for name in DASHBOARDS for panel in panels(name)):
         for target in panel["targets"]:
             values = [value for value in scraped.values(target["expr"]) if not math.isnan(value)]
             least = {"Step": 10, "Completed": 1}.get(panel["title"], -math.inf)
