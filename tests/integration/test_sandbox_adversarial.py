@@ -4,13 +4,11 @@ Each test ends with the sandbox alive, or gone with a named error; and what come
 """
 
 import asyncio
-import contextlib
 import os
 import re
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -21,32 +19,10 @@ from rljob.errors import SandboxError
 from rljob.sandbox_client import SandboxClient
 from rljob_sandbox_pool.manager import Manager
 from rljob_sandbox_pool.runtimes.bubblewrap import FIRST_UID, BubblewrapRuntime
+from tests.harness.local_sandboxes import KINDS, children_of, serving, wrappers
 
 PYTHON = f"{sys.base_prefix}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
-KINDS = {
-    "own-uid": {},
-    "own-uid-rlimits": {"use_cgroups": False},
-    "user-namespace": {"own_uids": False, "use_cgroups": False},
-}
-
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the first two kinds need root")
-
-
-@asynccontextmanager
-async def serving(work: Path, kind: str, **spec: object) -> AsyncIterator[SandboxClient]:
-    """A pool of one sandbox with small limits."""
-    limits = {"memoryMib": 256, "diskMib": 8, "pids": 48}
-    document = {"name": "p", "warm": 1, "max": 1, "limits": limits, **spec}
-    runtime = BubblewrapRuntime(work, **KINDS[kind])
-    pool = SandboxPool.model_validate(document)
-    manager = Manager([pool], {"bubblewrap": runtime}, token="t", pool_key="pool-key")
-    client = SandboxClient(await manager.start("127.0.0.1", 0), "t")
-    client.manager = manager
-    try:
-        yield client
-    finally:
-        await client.aclose()
-        await manager.close()
 
 
 @pytest.fixture(params=list(KINDS))
@@ -433,22 +409,6 @@ def runs(pid: int) -> bool:
         return False
 
 
-def wrappers() -> list[int]:
-    """Outer processes of bwrap; the run has other children (a store, an engine), not ours to end."""
-    found = []
-    for pid in children_of(os.getpid()):
-        with contextlib.suppress(OSError):  # it ended meanwhile
-            if Path(f"/proc/{pid}/comm").read_text().strip() == "bwrap":
-                found.append(pid)
-    return found
-
-
-def children_of(pid: int) -> list[int]:
-    """Processes started by another."""
-    path = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(child) for child in path.read_text().split()] if path.exists() else []
-
-
 @pytest.mark.parametrize("after_seconds", [0.0, 0.002, 0.005, 0.02, 0.05])
 @pytest.mark.parametrize("kind", list(KINDS))
 async def test_a_pool_that_ends_while_its_sandboxes_start_leaves_none(
@@ -467,7 +427,7 @@ async def test_a_pool_that_ends_while_its_sandboxes_start_leaves_none(
 
 
 async def test_with_the_pool_everything_of_its_sandboxes_ends(tmp_path: Path) -> None:
-    async with serving(tmp_path, "own-uid") as client:
+    async with serving(tmp_path, "own-uid", returns=False) as client:
         box = await client.acquire("p", timeout=30)
         await box.exec("(setsid sleep 98765 &); sleep 0.5")
         assert is_running("sleep\0" + "98765")
