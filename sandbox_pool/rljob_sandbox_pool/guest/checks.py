@@ -13,6 +13,8 @@ from rljob_sandbox_pool.guest.wire import RefusedError
 
 MAX_OUTPUT_BYTES = 4_000_000
 """Upper bound of `max_output_bytes`, per stream."""
+MAX_STREAMED_BYTES = 1 << 30
+"""The same where output is handed on as it comes."""
 MAX_FILE_BYTES = 32 * 1024 * 1024
 """Largest file read, and largest request body."""
 MAX_FILES = 1024
@@ -32,6 +34,10 @@ class Command:
     stdin: bytes
     timeout_seconds: float
     max_output_bytes: int
+    encoding: str = "text"
+    """Of the output in the answer: `text` (UTF-8; what is none is replaced) or `base64`."""
+    streamed: bool = False
+    """The output is answered as it comes."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,30 @@ def number(request: dict[str, Any], name: str, default: float, low: float, high:
     return min(max(value, low), high)
 
 
+def flag(request: dict[str, Any], name: str) -> bool:
+    """A field that is true or false; without it false."""
+    value = request.get(name, False)
+    if not isinstance(value, bool):
+        raise bad(f"{name} is true or false")
+    return value
+
+
+def choice(request: dict[str, Any], name: str, among: tuple[str, ...]) -> str:
+    """A field that is one of a few words; without it the first."""
+    value = request.get(name, among[0])
+    if value not in among:
+        raise bad(f"{name} is one of {', '.join(among)}")
+    return value
+
+
+def data(request: dict[str, Any], name: str) -> bytes:
+    """A field of bytes, in base64."""
+    try:
+        return base64.b64decode(text(request, name, "", MAX_FILE_BYTES * 2), validate=True)
+    except (binascii.Error, ValueError):
+        raise bad(f"{name} is base64") from None
+
+
 def environment(value: Any) -> dict[str, str]:
     """An environment: names without `=`, neither names nor values with NUL."""
     if not isinstance(value, dict):
@@ -106,17 +136,17 @@ def command(request: dict[str, Any], claim_env: dict[str, str]) -> Command:
         raise bad("command is a string or a list of strings")
     if len(joined) > MAX_COMMAND_CHARACTERS or "\0" in joined:
         raise bad(f"a command has at most {MAX_COMMAND_CHARACTERS} characters, none of them NUL")
-    try:
-        stdin = base64.b64decode(text(request, "stdin", "", MAX_FILE_BYTES * 2), validate=True)
-    except (binascii.Error, ValueError):
-        raise bad("stdin is base64") from None
+    streamed = flag(request, "stream")
+    most = MAX_STREAMED_BYTES if streamed else MAX_OUTPUT_BYTES
     return Command(
         command=line,
         cwd=text(request, "cwd", "", MAX_PATH_CHARACTERS),
         env={**claim_env, **environment(request.get("env", {}))},
-        stdin=stdin,
+        stdin=data(request, "stdin"),
         timeout_seconds=number(request, "timeout", 60.0, 0.0, MAX_TTL_SECONDS),
-        max_output_bytes=int(number(request, "max_output_bytes", 1e6, 0, MAX_OUTPUT_BYTES)),
+        max_output_bytes=int(number(request, "max_output_bytes", 1e6, 0, most)),
+        encoding=choice(request, "encoding", ("text", "base64")),
+        streamed=streamed,
     )
 
 

@@ -18,6 +18,8 @@ from typing import Any
 from rljob_sandbox_pool.aserver import HttpServer
 from rljob_sandbox_pool.guest import checks
 from rljob_sandbox_pool.guest.app import Guest
+from rljob_sandbox_pool.guest.pipes import encoded, piece
+from rljob_sandbox_pool.guest.stream import Stream
 from rljob_sandbox_pool.guest.wire import RefusedError, Request, Response
 from rljob_sandbox_pool.runtimes.base import LocalRuntime, LocalSandbox, SandboxSpec
 
@@ -171,14 +173,22 @@ class SimulatedBackend:
         """See `guest.app.Backend`."""
         return self._loop.time()
 
-    def execute(self, command: checks.Command, done: Callable[[dict[str, Any]], None]) -> None:
-        """See `guest.app.Backend`."""
-        task = self._loop.create_task(self._execute(command, done))
+    def execute(
+        self,
+        command: checks.Command,
+        done: Callable[[dict[str, Any]], None],
+        stream: Stream | None = None,
+    ) -> None:
+        """See `guest.app.Backend`. What is streamed comes all at once, at the end."""
+        task = self._loop.create_task(self._execute(command, done, stream))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _execute(
-        self, command: checks.Command, done: Callable[[dict[str, Any]], None]
+        self,
+        command: checks.Command,
+        done: Callable[[dict[str, Any]], None],
+        stream: Stream | None,
     ) -> None:
         shell, began, limit = _Shell(self._files, command), self.now(), command.max_output_bytes
         timed_out = False
@@ -189,16 +199,18 @@ class SimulatedBackend:
             code, timed_out = TIMED_OUT, True
         except (OSError, ValueError, IndexError) as error:
             code, shell.stderr = 1, shell.stderr + f"sh: {error}\n".encode()
-        done(
-            {
-                "exit_code": code,
-                "stdout": shell.stdout[:limit].decode("utf-8", "replace"),
-                "stderr": shell.stderr[:limit].decode("utf-8", "replace"),
-                "timed_out": timed_out,
-                "truncated": max(len(shell.stdout), len(shell.stderr)) > limit,
-                "seconds": self.now() - began,
-            }
-        )
+        result: dict[str, Any] = {
+            "exit_code": code,
+            "timed_out": timed_out,
+            "truncated": max(len(shell.stdout), len(shell.stderr)) > limit,
+            "seconds": self.now() - began,
+        }
+        for name, output in (("stdout", shell.stdout[:limit]), ("stderr", shell.stderr[:limit])):
+            if stream is None:
+                result[name] = encoded(output, command.encoding)
+            elif output:
+                stream.push(piece(name, output))
+        done(result)
 
     def read_file(self, path: str, max_bytes: int) -> bytes:
         """See `guest.app.Backend`."""
@@ -279,7 +291,19 @@ class SimulatedSandbox(LocalSandbox):
         self.guest.handle(
             request, lambda response: None if reply.done() else reply.set_result(response)
         )
-        return await reply
+        response = await reply
+        return response if response.stream is None else await _whole(response, response.stream)
+
+
+async def _whole(response: Response, stream: Stream) -> Response:
+    """The answer when its stream has ended, in one piece."""
+    ended = asyncio.Event()
+    stream.on_piece = lambda: ended.set() if stream.ended else None
+    if not stream.ended:
+        await ended.wait()
+    if stream.broken:
+        raise RefusedError(409, "not_claimed", "the claim ended while this ran")
+    return response._replace(body=stream.take(), stream=None)
 
 
 class SimulatedRuntime(LocalRuntime):
