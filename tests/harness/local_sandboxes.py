@@ -38,7 +38,8 @@ async def serving(
     Args:
         work: The runtime's own folder.
         kind: One of `KINDS`.
-        returns: Whether the pool must be back at its target when the block ends.
+        returns: Whether the pool must be back at its target when the block ends; a claim that is still held then has
+            a connection, too.
         spec: Of the pool, over what is above.
     """
     limits = {"memoryMib": 256, "diskMib": 8, "pids": 48}
@@ -59,7 +60,7 @@ async def serving(
     finally:
         await client.aclose()
         await manager.close()
-    await nothing_leaked(work, before)
+    await nothing_leaked(work, before if returns else descriptors())
 
 
 async def back_at_target(client: SandboxClient) -> PoolStatus:
