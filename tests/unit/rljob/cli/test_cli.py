@@ -40,6 +40,7 @@ def test_help_lists_every_command_on_one_line_each() -> None:
         "trajectories",
         "export",
         "ledger",
+        "sandbox",
     }
     assert "..." not in done.stdout.split("Commands:")[1]
 

@@ -1,0 +1,1 @@
+"""What the `rljob sandbox` commands do, each imported when it is called."""

@@ -1,0 +1,83 @@
+"""`rljob sandbox serve`: a pool manager of this machine in the foreground; Ctrl-C ends it and every sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import sys
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from rljob import telemetry
+from rljob.api.load_pools import load_pools
+from rljob.api.rljob_types import SandboxPool
+from rljob.errors import UserError
+from rljob_sandbox_pool.cli.state import Served, State
+from rljob_sandbox_pool.manager import Manager, make_runtimes
+
+HOST = "127.0.0.1"
+
+
+def main(
+    file: Path | None,
+    *,
+    name: str | None,
+    warm: int | None,
+    maximum: int | None,
+    port: int,
+    state: State,
+) -> None:
+    """Serve until SIGINT or SIGTERM. Raises UserError."""
+    if not 0 <= port <= 65_535:
+        raise UserError("--port", f"{port} is no port", "use 1 to 65535, or 0 for any free one")
+    pools = _pools(file, name, warm, maximum)
+    with state.serving():
+        telemetry.configure_logging("sandbox-pool")
+        token = secrets.token_urlsafe(32)
+        asyncio.run(_serve(pools, state, port, token))
+        for claim, stored in state.claims().items():
+            if stored.where.token == token:
+                state.forget(claim)
+
+
+def _pools(
+    file: Path | None, name: str | None, warm: int | None, maximum: int | None
+) -> list[SandboxPool]:
+    given = {"--name": name, "--warm": warm, "--max": maximum}
+    if file is not None:
+        if extra := next((key for key, value in given.items() if value is not None), None):
+            raise UserError(extra, "has no effect beside a file", "write it into the file")
+        return load_pools(file)
+    warm = 2 if warm is None else warm
+    values = {"name": name or "default", "warm": warm, "max": maximum or max(4, warm)}
+    if maximum is not None and maximum < 1:
+        raise UserError("--max", f"{maximum} is out of range", "it must be ≥ 1")
+    try:
+        return [SandboxPool.model_validate(values)]
+    except ValidationError as error:
+        fault = error.errors()[0]
+        option = f"--{fault['loc'][0]}" if fault["loc"] else "--warm"
+        message = str(fault.get("ctx", {}).get("error", fault["msg"]))
+        raise UserError(option, message[:1].lower() + message[1:], "correct the value") from None
+
+
+async def _serve(pools: list[SandboxPool], state: State, port: int, token: str) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    runtimes = make_runtimes(pools, state.work)
+    manager = Manager(pools, runtimes, token=token, pool_key=secrets.token_hex(32))
+    try:
+        address = await manager.start(HOST, port)
+        state.tell(Served(address, token, os.getpid()))
+        names = ", ".join(manager.pools)
+        sys.stdout.write(
+            f"serving {names} on {address}; rljob sandbox claim {pools[0].name} takes a sandbox\n"
+        )
+        sys.stdout.flush()
+        await manager.run(stop)
+    finally:
+        await manager.close()
