@@ -1,8 +1,8 @@
 """The guest's start: one line of JSON on stdin says everything, and the end of stdin ends the sandbox.
 
 The line: {"id", "key" (hex), "listener" (descriptor), "uid", "users", "rlimits", "env", "workspace", "folders",
-"marker", "oom", "writable": [{"path", "seed"}], "canary"}. Whoever started the sandbox holds the other end of the pipe:
-when it dies, however it dies, the pipe ends.
+"marker", "oom", "writable": [{"path", "seed", "max_mib"}], "canary"}. With `max_mib` the guest itself copies the seed
+to begin with. Whoever started the sandbox holds the other end of the pipe: when it dies, however it dies, it ends.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from typing import Any
 from rljob_sandbox_pool.guest import checks, seccomp, system
 from rljob_sandbox_pool.guest.app import Guest
 from rljob_sandbox_pool.guest.files import Files
+from rljob_sandbox_pool.guest.folders import TooLargeError
 from rljob_sandbox_pool.guest.loop import Loop, Timer
 from rljob_sandbox_pool.guest.processes import Processes, Profile
 from rljob_sandbox_pool.guest.reset import Canary, Reset
 from rljob_sandbox_pool.guest.server import Server
+from rljob_sandbox_pool.guest.stream import Stream
 from rljob_sandbox_pool.guest.writable import Writable
 
 EXIT_EXPIRED = 3
 EXIT_ABANDONED = 4
 EXIT_CANARY = 5
+EXIT_WRITABLE = 6
 
 
 class SandboxBackend:
@@ -42,17 +45,12 @@ class SandboxBackend:
         )
         self._processes = Processes(loop, profile)
         self._files = Files(user, config["workspace"])
-        self._writable = [
-            Writable(user, folder["path"], folder["seed"]) for folder in config.get("writable", ())
-        ]
-        for writable in self._writable:
-            writable.remember()
         self._reset = Reset(
             user,
             config["folders"],
             config.get("shared_folders", ()),
             config.get("sealed", ()),
-            self._writable,
+            [_writable(user, folder) for folder in config.get("writable", ())],
         )
         self._canary = Canary(config["canary"]) if config.get("canary") else None
         self._expiry: Timer | None = None
@@ -62,9 +60,14 @@ class SandboxBackend:
         """See `app.Backend`."""
         return time.monotonic()
 
-    def execute(self, command: checks.Command, done: Callable[[dict[str, Any]], None]) -> None:
+    def execute(
+        self,
+        command: checks.Command,
+        done: Callable[[dict[str, Any]], None],
+        stream: Stream | None = None,
+    ) -> None:
         """See `app.Backend`."""
-        self._processes.start(command, done)
+        self._processes.start(command, done, stream)
 
     def read_file(self, path: str, max_bytes: int) -> bytes:
         """See `app.Backend`."""
@@ -132,6 +135,20 @@ class SandboxBackend:
         os._exit(EXIT_EXPIRED)
 
 
+def _writable(user: system.User, folder: dict[str, Any]) -> Writable:
+    """As it begins. Exits where it cannot be had."""
+    writable = Writable(user, folder["path"], folder["seed"])
+    try:
+        if max_mib := folder.get("max_mib"):
+            writable.fill(max_mib << 20)
+        writable.remember()
+    except (OSError, TooLargeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        sys.stderr.write(f"writable path {folder['path']}: {reason}\n")
+        os._exit(EXIT_WRITABLE)
+    return writable
+
+
 def _read_config() -> dict[str, Any]:
     line = b""
     while not line.endswith(b"\n"):
@@ -176,7 +193,7 @@ def serve(config: dict[str, Any], listener: socket.socket, *, pipe: int | None =
     user = system.User(config["uid"])
     if user.uid is not None:
         owner = config["users"]["agent"] if config["users"] else user.uid
-        for path in config["folders"]:
+        for path in [*config["folders"], *(each["path"] for each in config.get("writable", ()))]:
             os.chown(path, owner, owner)
     tainted = _booted_before(config["marker"])
     if config["users"]:

@@ -146,6 +146,8 @@ class BubblewrapRuntime(LocalRuntime):
 
     def start(self, spec: SandboxSpec) -> BubblewrapSandbox:
         """See `base.Runtime`."""
+        for path in spec.writable_paths:
+            namespace.check_writable_path(path)
         groups: list[Path] = []
         log = self._work_dir / f"{spec.id}.log"
         try:
@@ -186,7 +188,9 @@ class BubblewrapRuntime(LocalRuntime):
 
     def _group(self, hierarchy: cgroups.Hierarchy, spec: SandboxSpec) -> Path:
         limits = spec.limits
-        writable = namespace.writable_bytes(limits.disk_mib * namespace.MIB)
+        writable = namespace.writable_bytes(
+            limits.disk_mib * namespace.MIB, len(spec.writable_paths)
+        )
         memory_bytes = limits.memory_mib * namespace.MIB + writable + GUEST_MEMORY_BYTES
         return hierarchy.make(spec.id, pids=limits.pids + GUEST_PIDS, memory_bytes=memory_bytes)
 
@@ -197,7 +201,11 @@ class BubblewrapRuntime(LocalRuntime):
         try:
             argv = namespace.isolation(self._bwrap, own_uid=self._own_uids)
             argv += namespace.view(
-                spec.limits.disk_mib * namespace.MIB, passwd, group, own_uid=self._own_uids
+                spec.limits.disk_mib * namespace.MIB,
+                passwd,
+                group,
+                own_uid=self._own_uids,
+                writable_paths=spec.writable_paths,
             )
             argv += ["--", *namespace.guest_command()]
             if groups:
@@ -231,6 +239,15 @@ class BubblewrapRuntime(LocalRuntime):
             "env": _ENV,
             "workspace": namespace.WORKSPACE,
             "folders": namespace.FOLDERS,
+            "writable": [
+                {
+                    "path": path,
+                    "seed": namespace.seed_path(number),
+                    "max_mib": spec.limits.disk_mib,
+                }
+                for number, path in enumerate(spec.writable_paths)
+            ],
+            "canary": spec.canary,
             # Where commands run as the guest's user they could write there, and would find it after a reset.
             "marker": f"{namespace.BOOT_FOLDER}/booted" if self._own_uids else None,
             "oom": self._own_uids,

@@ -5,22 +5,24 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from rljob.errors import MachineError
+from rljob.errors import MachineError, SandboxError
 from rljob_sandbox_pool import guest
 
 WORKSPACE = "/workspace"
 FOLDERS = (WORKSPACE, "/tmp", "/dev/shm")
 GUEST_ROOT = "/run/rljob"
 BOOT_FOLDER = f"{GUEST_ROOT}/boot"
+SEED_FOLDER = f"{GUEST_ROOT}/seed"
 MIB = 1024 * 1024
 _SHM_MIB = 16
 _PROBE_SECONDS = 20
 AGENT = 1000
 """Uid of commands as they see it themselves; where they share one, the guest's too."""
 _LAUNCHER = f"import sys; sys.path.insert(0, {GUEST_ROOT!r}); from {guest.__name__}.main import main; main()"
+_NEEDED = (sys.base_prefix, "/usr/lib", "/usr/lib64", "/lib", "/lib64")
 _TOP = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC = (
     "alternatives ld.so.cache ld.so.conf ld.so.conf.d localtime nsswitch.conf mime.types magic protocols services "
@@ -64,7 +66,14 @@ def isolation(bwrap: str, *, own_uid: bool) -> list[str]:
     return argv
 
 
-def view(disk_bytes: int, passwd_fd: int, group_fd: int, *, own_uid: bool) -> list[str]:
+def view(
+    disk_bytes: int,
+    passwd_fd: int,
+    group_fd: int,
+    *,
+    own_uid: bool,
+    writable_paths: Sequence[str] = (),
+) -> list[str]:
     """The part of the command line that says what is to be seen: the machine's /usr, and writable folders in memory."""
     argv = [
         "--ro-bind",
@@ -87,10 +96,7 @@ def view(disk_bytes: int, passwd_fd: int, group_fd: int, *, own_uid: bool) -> li
     argv += ["--proc", "/proc", "--dev", "/dev"]
     prefix = Path(sys.base_prefix)
     if not prefix.is_relative_to("/usr"):
-        # Its parents may be closed (/root): here they hold nothing else.
-        for parent in reversed(prefix.parents[:-1]):
-            argv += ["--perms", "0755", "--dir", str(parent)]
-        argv += ["--ro-bind", str(prefix), str(prefix)]
+        argv += [*_parents(prefix), "--ro-bind", str(prefix), str(prefix)]
     argv += [
         "--ro-bind",
         str(guest_folder()),
@@ -108,12 +114,37 @@ def view(disk_bytes: int, passwd_fd: int, group_fd: int, *, own_uid: bool) -> li
         "--tmpfs",
         "/dev/shm",
     ]
+    for number, path in enumerate(writable_paths):
+        argv += _parents(Path(path))
+        argv += ["--perms", "0755", "--size", str(disk_bytes), "--tmpfs", path]
+        argv += ["--perms", "0755", "--dir", seed_path(number)]
+        argv += ["--ro-bind-try", path, seed_path(number)]
     return [*argv, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORKSPACE]
 
 
-def writable_bytes(disk_bytes: int) -> int:
-    """What the writable folders together may hold."""
-    return 2 * disk_bytes + min(disk_bytes, _SHM_MIB * MIB)
+def _parents(path: Path) -> Iterable[str]:
+    """They may be closed outside (/root): here they hold nothing else."""
+    for parent in reversed(path.parents[:-1]):
+        yield from ("--perms", "0755", "--dir", str(parent))
+
+
+def seed_path(number: int) -> str:
+    """Where the machine's own folder is seen that a writable path begins with."""
+    return f"{SEED_FOLDER}/{number}"
+
+
+def check_writable_path(path: str) -> None:
+    """What the pool's own checks cannot know of. Raises SandboxError."""
+    covered = [each for each in _NEEDED if f"{each}/".startswith(f"{path}/")]
+    if covered or f"{path}/".startswith(f"{sys.base_prefix}/"):
+        raise SandboxError(
+            f"writablePaths: {path} would cover what the guest itself runs on; name a folder beside it"
+        )
+
+
+def writable_bytes(disk_bytes: int, num_paths: int) -> int:
+    """What the writable folders together may hold, `num_paths` of them the pool's own."""
+    return (2 + num_paths) * disk_bytes + min(disk_bytes, _SHM_MIB * MIB)
 
 
 def guest_command() -> list[str]:
