@@ -1,0 +1,267 @@
+"""The broker over real connections and simulated sandboxes: who may do what, the relay, bodies and slow peers."""
+
+import asyncio
+import contextlib
+import json
+import secrets
+from collections.abc import AsyncIterator
+
+import pytest
+
+from rljob.api.rljob_types import SandboxPool
+from rljob.errors import SandboxError
+from rljob.http1 import Answer, HttpClient
+from rljob.sandbox_client import SandboxClient
+from rljob_sandbox_pool import aserver
+from rljob_sandbox_pool.broker import Tenant, make_server
+from rljob_sandbox_pool.manager import Manager
+from rljob_sandbox_pool.pool import Pool
+from rljob_sandbox_pool.relay import MAX_BODY_BYTES
+from rljob_sandbox_pool.runtimes.simulated import SimulatedRuntime
+
+
+class Two:
+    """Two jobs that share a pool."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.tenants = {name: Tenant(name, {"shared": pool}) for name in ("one", "two")}
+
+    def tenant(self, token: str) -> Tenant | None:
+        return self.tenants.get(token)
+
+    def standby(self) -> str:
+        return ""
+
+    def unready(self) -> str:
+        return ""
+
+
+@pytest.fixture
+async def address() -> AsyncIterator[str]:
+    """A broker with a pool `shared` of the jobs `one` and `two`, whose tokens are their names."""
+    spec = SandboxPool.model_validate(
+        {"name": "p", "warm": 2, "max": 4, "runtime": "simulated", "limits": {"diskMib": 64}}
+    )
+    manager = Manager([spec], {"simulated": SimulatedRuntime()}, token="t", pool_key="k")
+    await manager.start("127.0.0.1", 0)
+    server = make_server(Two(manager.pools["p"]))
+    port = server.bind("127.0.0.1", 0)
+    await server.listen()
+    yield f"http://127.0.0.1:{port}"
+    server.stop()
+    await manager.close()
+
+
+async def ask(
+    address: str, method: str, target: str, body: bytes = b"", **headers: str
+) -> tuple[int, dict[str, object]]:
+    """Status and JSON of one answer."""
+    client = HttpClient(address, {name.replace("_", "-"): text for name, text in headers.items()})
+    try:
+        answer: Answer = await client.request(method, target, body, timeout_seconds=20)
+    finally:
+        await client.aclose()
+    return answer.status, json.loads(answer.body)
+
+
+@contextlib.asynccontextmanager
+async def relayed(address: str, token: str = "one") -> AsyncIterator[SandboxClient]:
+    client = SandboxClient(address, token, relay=HttpClient(address, {"x-rljob-token": token}))
+    yield client
+    await client.aclose()
+
+
+async def test_a_token_may_come_in_either_header(address: str) -> None:
+    for headers in ({"authorization": "Bearer one"}, {"x_rljob_token": "one"}):
+        assert (await ask(address, "GET", "/v1/pools", **headers))[0] == 200
+    both = {"authorization": "Bearer of the API server", "x_rljob_token": "one"}
+    assert (await ask(address, "GET", "/v1/pools", **both))[0] == 200
+    for headers in (
+        {},
+        {"authorization": "one"},
+        {"x_rljob_token": "three"},
+        {"x_rljob_token": ""},
+    ):
+        status, refusal = await ask(address, "GET", "/v1/pools", **headers)
+        assert (status, refusal["error"]) == (401, "unauthorized")
+
+
+async def test_a_job_lists_its_own_claims_only(address: str) -> None:
+    one, two = (
+        SandboxClient(address, "one", owner="worker-3", boot_id="b"),
+        SandboxClient(address, "two"),
+    )
+    box = await one.acquire("shared", ttl_seconds=100, timeout=20)
+    (claim,) = await one.claims()
+    assert (claim.claim_id, claim.sandbox_id) == (box.claim_id, box.id)
+    assert (claim.pool, claim.owner) == ("shared", "worker-3")
+    assert 90 < claim.seconds_left <= 100
+    assert await two.claims() == []
+    await box.release()
+    assert await one.claims() == []
+    await one.aclose()
+    await two.aclose()
+
+
+async def test_the_guest_of_a_claim_is_reached_by_way_of_the_broker(address: str) -> None:
+    async with relayed(address) as client, client.claim("shared", timeout=20) as box:
+        assert (await box.exec("exit 3")).exit_code == 3
+        await box.write_file("a b.txt", b"\0\xff")
+        assert await box.read_file("a b.txt") == b"\0\xff"
+        with pytest.raises(FileNotFoundError):
+            await box.read_file("missing")
+        assert await box.healthy()
+        await box.reset()
+        assert not box.lost
+
+
+async def test_an_answer_and_a_body_as_large_as_files_may_be_pass(address: str) -> None:
+    data = secrets.token_bytes(1024) * 30 * 1024
+    async with relayed(address) as client, client.claim("shared", timeout=20) as box:
+        await box.write_file("large", data)
+        assert await box.read_file("large", max_bytes=len(data)) == data
+
+
+async def test_a_claim_of_another_job_is_none(address: str) -> None:
+    async with relayed(address) as client, client.claim("shared", timeout=20) as box:
+        path = f"/v1/claims/{box.claim_id}"
+        for method, target in (("POST", f"{path}/guest/exec"), ("DELETE", path)):
+            status, refusal = await ask(address, method, target, b"{}", x_rljob_token="two")
+            assert (status, refusal["error"]) == (404, "unknown_claim")
+        assert await box.healthy()
+    with pytest.raises(SandboxError, match="already released"):
+        await box.healthy() or await box.exec("true")
+    status, refusal = await ask(address, "GET", f"{path}/guest/healthz", x_rljob_token="one")
+    assert (status, refusal["error"]) == (404, "unknown_claim")
+
+
+async def test_a_tunnel_is_not_passed_on(address: str) -> None:
+    async with relayed(address) as client, client.claim("shared", timeout=20) as box:
+        target = f"/v1/claims/{box.claim_id}/guest/tunnel"
+        status, refusal = await ask(address, "POST", target, b"{}", x_rljob_token="one")
+        assert (status, refusal["error"]) == (400, "not_relayed")
+
+
+async def test_a_sandbox_that_died_is_a_named_error(address: str) -> None:
+    async with relayed(address) as client, client.claim("shared", timeout=20) as box:
+        running = asyncio.create_task(box.exec("sleep 100", timeout=100))
+        await asyncio.sleep(0.1)
+        await ask(address, "DELETE", f"/v1/claims/{box.claim_id}?broken=1", x_rljob_token="one")
+        with pytest.raises(SandboxError):
+            await running
+        assert box.lost
+
+
+# ── bodies ──
+
+
+LARGE = b"x" * (aserver.SMALL_BYTES + 1)
+
+
+@pytest.mark.parametrize(
+    ("target", "token", "status", "error"),
+    [
+        ("/v1/claims", "one", 413, "too_large"),
+        ("/v1/claims/c/guestexec", "one", 413, "too_large"),
+        ("/v1/claims/c/guest/files", "three", 401, "unauthorized"),
+        ("/v1/claims/c/guest/files", "one", 404, "unknown_claim"),
+    ],
+)
+async def test_only_what_is_for_a_guest_may_be_large(
+    address: str, target: str, token: str, status: int, error: str
+) -> None:
+    said, refusal = await ask(address, "PUT", target, LARGE, x_rljob_token=token)
+    assert (said, refusal["error"]) == (status, error)
+
+
+async def head(address: str, length: int, token: str = "one") -> tuple[bytes, asyncio.StreamWriter]:
+    """Begin a request with a body of that length; what is said to its head alone, at once."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
+    writer.write(
+        f"PUT /v1/claims/c/guest/files HTTP/1.1\r\nx-rljob-token: {token}\r\n"
+        f"content-length: {length}\r\n\r\n".encode()
+    )
+    said = b""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.3):
+            said = await reader.readuntil(b"\r\n\r\n")
+    return said, writer
+
+
+async def test_a_body_past_the_limit_is_refused_by_its_head(address: str) -> None:
+    said, writer = await head(address, MAX_BODY_BYTES + 1)
+    assert said.startswith(b"HTTP/1.1 413")
+    writer.close()
+
+
+async def test_large_bodies_are_bounded_together(address: str) -> None:
+    writers = []
+    for _ in range(aserver.MAX_LARGE_BYTES // MAX_BODY_BYTES):
+        said, writer = await head(address, MAX_BODY_BYTES)
+        assert said == b""
+        writers.append(writer)
+    said, writer = await head(address, MAX_BODY_BYTES)
+    assert said.startswith(b"HTTP/1.1 429")
+    assert b"retry-after" in said
+    for each in [*writers, writer]:
+        each.close()
+    await asyncio.sleep(0.1)
+    said, writer = await head(address, MAX_BODY_BYTES)
+    assert said == b""
+    writer.close()
+
+
+# ── slow peers ──
+
+
+async def connected(address: str, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
+    writer.write(data)
+    return reader, writer
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"GET /v1/po", b"POST /v1/claims HTTP/1.1\r\ncontent-length: 9\r\n\r\n{"]
+)
+async def test_who_sends_no_whole_request_is_hung_up_on(
+    address: str, data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aserver, "IDLE_SECONDS", 0.2)
+    reader, writer = await connected(address, data)
+    async with asyncio.timeout(10):
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+    writer.close()
+
+
+async def test_bytes_that_drip_in_win_no_time(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aserver, "IDLE_SECONDS", 0.3)
+    reader, writer = await connected(address, b"GET /healthz HTTP/1.1\r\n")
+    async with asyncio.timeout(10):
+        while not reader.at_eof():
+            writer.write(b"a: b\r\n")
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                async with asyncio.timeout(0.05):
+                    await reader.read(1)
+    writer.close()
+
+
+async def test_who_takes_no_answer_is_hung_up_on(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aserver, "IDLE_SECONDS", 0.3)
+    data = b"x" * 20_000_000
+    async with relayed(address) as client, client.claim("shared", timeout=20) as box:
+        await box.write_file("large", data)
+        target = f"/v1/claims/{box.claim_id}/guest/files?path=large&max_bytes={len(data)}"
+        ask = f"GET {target} HTTP/1.1\r\nx-rljob-token: one\r\n\r\n"
+        reader, writer = await connected(address, ask.encode())
+        await asyncio.sleep(1.5)
+        read = 0
+        with contextlib.suppress(ConnectionError):
+            while piece := await reader.read(1_000_000):
+                read += len(piece)
+        assert read < len(data)
+        writer.close()
