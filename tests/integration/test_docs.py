@@ -1,17 +1,22 @@
-"""Every command that README and docs show is run here, or is a target that make knows."""
+"""Every command that README and docs show is run here, or is a target that make knows; so is every piece of Python."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.harness.cluster import wait_until
 from tests.harness.fixtures import simulated_model
 from tests.harness.simulated_job import Job
 
@@ -29,16 +34,50 @@ def _commands(page: Path) -> list[str]:
     return [re.split(r" {2,}| +#", line)[0].strip() for line in lines]
 
 
+def _python(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
 def _rljob(words: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    return _run(["-m", "rljob.cli.main", *words], cwd)
+
+
+def _run(
+    words: list[str], cwd: Path, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "rljob.cli.main", *words],
+        [sys.executable, *words],
         cwd=cwd,
-        env={**os.environ, "COLUMNS": "200"},
+        env={**_env(cwd), **(env or {})},
         capture_output=True,
         text=True,
         timeout=200,
         check=False,
     )
+
+
+def _env(home: Path) -> dict[str, str]:
+    return {**os.environ, "COLUMNS": "200", "RLJOB_SANDBOX_STATE": str(home / "sandboxes")}
+
+
+@contextmanager
+def _serving(words: list[str], home: Path) -> Iterator[dict[str, str]]:
+    """`rljob sandbox serve` beside the commands, until what is Ctrl-C at a terminal; the variables of its clients."""
+    command = [sys.executable, "-m", "rljob.cli.main", *words]
+    told = home / "sandboxes" / "serve.json"
+    with subprocess.Popen(command, cwd=home, env=_env(home)) as process:
+        try:
+            wait_until("the pool's address", lambda: told.exists() or process.poll(), 60)
+            served = json.loads(told.read_text())
+            yield {
+                "RLJOB_SANDBOX_URL": served["url"],
+                "RLJOB_SANDBOX_TOKEN": served["token"],
+            }
+        finally:
+            process.send_signal(signal.SIGINT)
+            code = process.wait(30)
+    assert code == 0
+    assert not told.exists()
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +110,11 @@ _SIMULATED = {
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_rljob_command_of_a_page_works(page: Path, home: Path) -> None:
-    commands = [command for command in _commands(page) if command.startswith("rljob ")]
+    commands = [
+        command
+        for command in _commands(page)
+        if command.startswith("rljob ") and not command.startswith("rljob sandbox")
+    ]
     starts_a_run = any(command.startswith("rljob run") for command in commands)
     if commands and not starts_a_run and not (home / "runs").exists():
         assert _rljob(["run", "rljob.yaml"], home).returncode == 0
@@ -79,6 +122,28 @@ def test_every_rljob_command_of_a_page_works(page: Path, home: Path) -> None:
     for command in commands:
         done = _rljob(_fill(shlex.split(command)[1:], home), home)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+
+
+def test_every_command_of_the_sandboxes_page_works_and_so_does_its_python(home: Path) -> None:
+    page = ROOT / "docs" / "sandboxes.md"
+    serve, *commands = (line for line in _commands(page) if line.startswith("rljob sandbox "))
+    assert serve.startswith("rljob sandbox serve")
+    claim = ""
+    with _serving(shlex.split(serve)[1:], home) as served:
+        for command in commands:
+            words = [word.replace("CLAIM", claim) for word in shlex.split(command)[1:]]
+            done = _rljob(words, home)
+            assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+            claim = done.stdout.strip() if words[1] == "claim" else claim
+        for text in _python(page):
+            done = _run(["-c", text], home, served)
+            assert done.returncode == 0, done.stderr
+
+
+def test_no_page_has_python_or_sandbox_commands_that_nothing_runs() -> None:
+    for page in PAGES:
+        shown = _python(page) + [line for line in _commands(page) if "rljob sandbox" in line]
+        assert not shown or page.name == "sandboxes.md", page.name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
