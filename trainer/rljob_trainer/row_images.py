@@ -9,6 +9,7 @@ reached) is `{"unread": why}`; a malformed row is exit code 2 and one line on st
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -20,6 +21,9 @@ from rljob.errors import DataError, UserError
 from rljob.labels import VOLUMES_PATH
 from rljob.task_config import Row
 from rljob_trainer.sources import fetch_rows
+
+_IMAGE = re.compile(r"[!-~]{1,512}")
+"""What a manifest takes as an image's name."""
 
 
 def row_images(job: RLJob, base: Path) -> dict[str, Any]:
@@ -68,7 +72,7 @@ def _counts(rows: Sequence[Row], source: str) -> list[list[Any]]:
     seen: Counter[tuple[str, str | None]] = Counter()
     for number, row in enumerate(rows, 1):
         image = row.overrides.get("image")
-        if image is not None and not (isinstance(image, str) and image):
+        if image is not None and not (isinstance(image, str) and _IMAGE.fullmatch(image)):
             where = f"{source}: row {number}"
             raise DataError(where, f"overrides.image is {image!r:.80}", "name an image")
         seen[row.task, image] += 1

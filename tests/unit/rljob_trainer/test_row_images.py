@@ -53,7 +53,7 @@ def test_of_validation_rows_only_those_that_are_scored_count(tmp_path: Path) -> 
     }
 
 
-@pytest.mark.parametrize("image", [3, "", ["i"]])
+@pytest.mark.parametrize("image", [3, "", ["i"], "a b", "i" * 513])
 def test_an_image_that_is_none_is_refused_with_its_row(tmp_path: Path, image: object) -> None:
     rows = file_of(tmp_path, A, {**A, "overrides": {"image": image}})
     with pytest.raises(DataError, match=r"row 2: overrides\.image is .*; name an image"):
