@@ -14,6 +14,7 @@ from rljob.api.rljob_types import RLJob
 from rljob.errors import MachineError, UserError
 from rljob.kube.config import KubeConfig
 from rljob.testing.kube import FakeKube
+from rljob_operator import commands
 from rljob_operator.policies.sandbox_needs import RowCount, needs
 from rljob_operator.show import cluster, plan_rows, plan_text
 from rljob_operator.show.plan_nodes import Nodes, compare, look, own_pods
@@ -136,6 +137,29 @@ def test_without_the_trainers_package_the_rest_of_the_plan_is_there(
     )
     assert made.rows.counts is None
     assert "No module named" in plan_text.describe(made)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "plan: needs one manifest; rljob plan -f rljob.yaml"),
+        ({"manifest": Path("a"), "filename": Path("b")}, "plan: needs one manifest"),
+        ({"filename": Path("a"), "output": "yaml"}, "-o: 'yaml' is no form; use text or json"),
+        ({"filename": Path("no.yaml"), "as_json": True}, "no.yaml: there is no such file"),
+    ],
+)
+def test_options_that_make_no_sense_are_one_line(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as refused:
+        commands.plan(**options)
+    assert str(refused.value).startswith(said)
+
+
+def test_json_is_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    commands.plan(filename=written(tmp_path, [{"prompt": "x"}]), output="json")
+    told = json.loads(capsys.readouterr().out)
+    assert told["job"] == "test"
+    assert told["sandboxes"]["rows"] == {"train": {"rows": 1}}
+    assert told["episodesPerStep"] == 8
 
 
 # ── beside a cluster ──
