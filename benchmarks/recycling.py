@@ -78,7 +78,10 @@ def measure(strategy: str, size: Size) -> Measured:
     num = size.at_once
     with local_pool(warm=num, max=num, recycle={"strategy": strategy}, ready=num) as pool:
         seconds, started = asyncio.run(_rollouts(pool.client(), size))
-        not_verified = pool.metric("rljob_sandbox_resets_total", result="failed")
+        not_verified = sum(
+            pool.metric("rljob_sandbox_resets_total", result=result)
+            for result in ("quarantined", "failed")
+        )
     return Measured(seconds, started, not_verified)
 
 
