@@ -157,9 +157,16 @@ def spread(wishes: Iterable[Wish], nodes: Sequence[Room]) -> dict[str, list[Fit]
             taken = min(wanted, possible.number)
             wanted -= taken
             placed.append(msgspec.structs.replace(possible, number=taken))
-            left[room.name] = _without(room, wish, taken)
+            left[room.name] = _without(room, wish.each, taken)
         found[wish.pool] = placed
     return found
+
+
+def beside_pulls(nodes: Sequence[Room], pulled: Sequence[Wish]) -> list[Room]:
+    """What is left beside the pods that pull a pool's images: one for each such pool on each node that may run it."""
+    return [
+        _without(room, Amounts(), sum(not refusal(room, wish) for wish in pulled)) for room in nodes
+    ]
 
 
 def beyond_quotas(
@@ -199,10 +206,10 @@ def _choosiness(wish: Wish, nodes: Sequence[Room]) -> tuple[int, int, str]:
     return takers, -wish.each.memory_mib, wish.pool
 
 
-def _without(room: Room, wish: Wish, number: int) -> Room:
+def _without(room: Room, each: Amounts, number: int) -> Room:
     return msgspec.structs.replace(
         room,
-        free=room.free - wish.each * number,
+        free=room.free - each * number,
         pods=room.pods - number,
         addresses=None if room.addresses is None else room.addresses - number,
     )

@@ -21,6 +21,7 @@ from rljob_operator.policies.node_fit import (
     Fit,
     Room,
     Wish,
+    beside_pulls,
     beyond_quotas,
     fit,
     requests,
@@ -71,6 +72,8 @@ async def compare(client: KubeClient, job: RLJob, needs: Needs, namespace: str) 
     sandboxes = [
         _wish(job, index, needs, runtime_classes) for index in range(len(job.spec.sandbox_pools))
     ]
+    pulled = {pool.name for pool in job.spec.sandbox_pools if pool.pre_pull}
+    free = beside_pulls(free, [wish for wish in sandboxes if wish.pool in pulled])
     wishes = [*own_pods(job), *sandboxes]
     placed = {
         pool: sum(each.number for each in fits) for pool, fits in spread(wishes, free).items()

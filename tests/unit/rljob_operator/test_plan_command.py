@@ -243,6 +243,14 @@ async def test_labels_taints_and_the_runtime_class_choose_the_nodes() -> None:
     ]
 
 
+async def test_a_pool_that_pulls_ahead_has_a_pod_on_each_node_that_may_run_it() -> None:
+    fake = FakeKube()
+    fake.put(node("n1", podCIDR="10.0.0.0/24"))
+    fake.put(node("n2", podCIDR="10.0.1.0/24", unschedulable=True))
+    found = await compared(fake, job(prePull=True))
+    assert [(room.pods, room.addresses) for room in found.rooms] == [(109, 252), (110, 253)]
+
+
 async def test_a_runtime_class_that_is_not_there_and_a_quota_are_named() -> None:
     fake = FakeKube()
     fake.put(node("n1", "64Gi"))
