@@ -116,7 +116,7 @@ def claim(
     """Take a sandbox; prints the claim's name."""
     from rljob_sandbox_pool.cli import claims as implementation
 
-    of_pool = None if job else pool
+    of_pool = None if job or not namespace else pool
     options = _options(state, url, token, namespace, job, of_pool, operator_namespace, relay=relay)
     implementation.claim(
         options,

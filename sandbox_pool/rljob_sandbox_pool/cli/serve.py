@@ -9,11 +9,11 @@ import signal
 import sys
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from rljob import telemetry
+from rljob.api.load import validate
 from rljob.api.load_pools import load_pools
-from rljob.api.rljob_types import SandboxPool
+from rljob.api.sandboxpool_types import SandboxPool
+from rljob.api.source import Source
 from rljob.errors import UserError
 from rljob_sandbox_pool.cli.state import Served, State
 from rljob_sandbox_pool.manager import Manager, make_runtimes
@@ -52,16 +52,12 @@ def _pools(
             raise UserError(extra, "has no effect beside a file", "write it into the file")
         return load_pools(file)
     warm = 2 if warm is None else warm
-    values = {"name": name or "default", "warm": warm, "max": maximum or max(4, warm)}
-    if maximum is not None and maximum < 1:
-        raise UserError("--max", f"{maximum} is out of range", "it must be ≥ 1")
-    try:
-        return [SandboxPool.model_validate(values)]
-    except ValidationError as error:
-        fault = error.errors()[0]
-        option = f"--{fault['loc'][0]}" if fault["loc"] else "--warm"
-        message = str(fault.get("ctx", {}).get("error", fault["msg"]))
-        raise UserError(option, message[:1].lower() + message[1:], "correct the value") from None
+    values = {
+        "name": "default" if name is None else name,
+        "warm": warm,
+        "max": max(4, warm) if maximum is None else maximum,
+    }
+    return [validate(Source("serve", values, {}), SandboxPool)]
 
 
 async def _serve(pools: list[SandboxPool], state: State, port: int, token: str) -> None:

@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from rljob.errors import DeadlineError, InfraError, MachineError, UserError
-from rljob.http1 import HttpClient, HttpError
-from rljob.kube import config as kube_config
-from rljob.kube.client import KubeClient
-from rljob.kube.errors import ForbiddenError, KubeError, NotFoundError
-from rljob.kube.proxy import ServicePort, ServiceProxy
-from rljob.kube.resources import SECRET
+import structlog
+
+from rljob.errors import InfraError, MachineError, UserError
+from rljob.http1 import HttpClient, HttpError, Transport
 from rljob.sandbox_client import TOKEN_ENV, SandboxClient
 from rljob_sandbox_pool.cli.state import State, Where
 
@@ -50,8 +46,9 @@ class Options:
             raise UserError("--url", "an address and a namespace", "give --url or -n, not both")
         if self.namespace:
             return self._in_cluster(self.namespace)
-        if self.job:
-            raise UserError("--job", "has no effect without a namespace", "add -n NAMESPACE")
+        if self.job or self.pool:
+            option = "--job" if self.job else "--pool"
+            raise UserError(option, "has no effect without a namespace", "add -n NAMESPACE")
         url = self.url or os.environ.get(URL_ENV, "")
         if url:
             return self._at(url)
@@ -84,14 +81,12 @@ class Options:
 
 @asynccontextmanager
 async def connect(where: Where) -> AsyncIterator[SandboxClient]:
-    """A client of a broker. Raises MachineError."""
+    """A client of a broker. Raises MachineError, KubeError."""
+    relay: Transport | None = None
     if where.namespace:
-        config = kube_config.load()
-        headers = {"x-rljob-token": await _token(config, where.namespace, where.secret)}
-        target = ServicePort(where.operator_namespace, SERVICE, PORT)
-        relay: ServiceProxy | HttpClient | None = ServiceProxy(config, target, headers)
-    else:
-        relay = HttpClient(where.url, {"x-rljob-token": where.token}) if where.relay else None
+        relay = await _service(where)
+    elif where.relay:
+        relay = HttpClient(where.url, {"x-rljob-token": where.token})
     client = SandboxClient(where.url, where.token, relay=relay)
     try:
         yield client
@@ -99,37 +94,54 @@ async def connect(where: Where) -> AsyncIterator[SandboxClient]:
         await client.aclose()
 
 
-async def _token(config: kube_config.KubeConfig, namespace: str, secret: str) -> str:
-    kube = KubeClient(config, user_agent="rljob")
+async def _service(where: Where) -> Transport:
+    """The broker by way of the API server."""
+    from rljob.kube import config
+    from rljob.kube.client import KubeClient
+    from rljob.kube.proxy import ServicePort, ServiceProxy
+    from rljob.kube.resources import SECRET
+
+    server = config.load()
+    kube = KubeClient(server, user_agent="rljob")
     try:
-        data = (await kube.get(SECRET, secret, namespace)).get("data") or {}
-        return base64.b64decode(data["token"], validate=True).decode()
-    except (KeyError, binascii.Error, UnicodeDecodeError):
-        fault = f"Secret {namespace}/{secret} holds no token"
-        raise MachineError("kubernetes", fault, "is it one that rljob made?") from None
+        secret = await kube.get(SECRET, where.secret, where.namespace)
     finally:
         await kube.aclose()
+    try:
+        token = base64.b64decode(secret["data"]["token"], validate=True).decode()
+    except (KeyError, TypeError, ValueError):
+        fault = f"Secret {where.namespace}/{where.secret} holds no token"
+        raise MachineError("kubernetes", fault, "is it one that rljob made?") from None
+    target = ServicePort(where.operator_namespace, SERVICE, PORT)
+    return ServiceProxy(server, target, {"x-rljob-token": token})
 
 
-def call(work: Callable[[], Awaitable[_T]]) -> _T:
+def call(work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
     """Run a command's work; what fails on the way is one line.
 
     Raises:
         MachineError: no broker, no cluster, no sandbox in time, or one that died.
     """
-
-    async def run() -> _T:
-        return await work()
-
+    structlog.configure(processors=[_say_nothing])
     try:
-        return asyncio.run(run())
-    except NotFoundError as error:
-        raise MachineError("kubernetes", str(error), "are job, pool and namespace right?") from None
-    except ForbiddenError as error:
-        raise MachineError("kubernetes", str(error), "ask for the rights of rljob-edit") from None
-    except KubeError as error:
-        raise MachineError("kubernetes", str(error), "check KUBECONFIG and the cluster") from None
-    except DeadlineError as error:
-        raise MachineError("sandbox", str(error), "see rljob sandbox pools") from None
+        return asyncio.run(work())
     except InfraError as error:
-        raise MachineError("sandbox", str(error), "see rljob sandbox ls and pools") from None
+        raise _line(error) from None
+
+
+def _say_nothing(_logger: Any, _method: str, _event: Any) -> NoReturn:
+    """What a client would log it also raises, and a command's errors say all there is to say."""
+    raise structlog.DropEvent
+
+
+def _line(error: InfraError) -> MachineError:
+    # by its attributes: the Kubernetes client costs 0.2 s, and is needed for a cluster only
+    status = getattr(error, "status", None)
+    if status is None:
+        return MachineError("sandbox", str(error), "see rljob sandbox ls, and pools")
+    fixes = {
+        401: "ask for the rights of rljob-edit",
+        403: "ask for the rights of rljob-edit",
+        404: "are job, pool and namespace right?",
+    }
+    return MachineError("kubernetes", str(error), fixes.get(status, "check KUBECONFIG"))
