@@ -208,6 +208,11 @@ SANDBOX_RESETS = Counter(
     "Resets by result: verified, quarantined, failed.",
     ["pool", "result"],
 )
+SANDBOX_ORPHANS = Counter(
+    "rljob_sandbox_orphans_total",
+    "Sandbox pods whose SandboxPool is no more, by what was done: delete, dry-run.",
+    ["mode"],
+)
 
 # ── weights (engine agent, trainer) ──
 WEIGHT_SWITCHES = Counter(

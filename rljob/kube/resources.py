@@ -45,6 +45,7 @@ RUNTIME_CLASS: Final = Resource(
 )
 JOB: Final = Resource("batch", "v1", "jobs", "Job")
 STATEFUL_SET: Final = Resource("apps", "v1", "statefulsets", "StatefulSet")
+DAEMON_SET: Final = Resource("apps", "v1", "daemonsets", "DaemonSet")
 DEPLOYMENT: Final = Resource("apps", "v1", "deployments", "Deployment")
 NETWORK_POLICY: Final = Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
 PDB: Final = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")

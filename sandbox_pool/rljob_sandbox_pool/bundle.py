@@ -61,6 +61,11 @@ def command(folder: str) -> list[str]:
     return _python(folder, ENTRY)
 
 
+def check_command(folder: str) -> list[str]:
+    """What does nothing, in any image."""
+    return _python(folder, "pass")
+
+
 def seed_command(
     folder: str, seed: str, target: str, paths: Sequence[str], *, max_mib: int
 ) -> list[str]:

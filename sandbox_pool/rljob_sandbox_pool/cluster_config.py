@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -18,17 +18,31 @@ ACTIVE: Final = "rljob.dev/active"
 """Label of the pod that holds the Lease: the Service selects it."""
 
 RULES: Final[list[dict[str, Any]]] = [
-    {"apiGroups": [labels.GROUP], "resources": ["sandboxpools"], "verbs": ["list", "watch"]},
+    {"apiGroups": [labels.GROUP], "resources": ["sandboxpools"], "verbs": ["get", "list", "watch"]},
     {"apiGroups": [labels.GROUP], "resources": ["sandboxpools/status"], "verbs": ["patch"]},
     {"apiGroups": [labels.GROUP], "resources": ["sandboxpools/finalizers"], "verbs": ["update"]},
-    {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch", "create", "delete"]},
+    {
+        "apiGroups": [""],
+        "resources": ["pods"],
+        "verbs": ["list", "watch", "create", "patch", "delete"],
+    },
+    {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create", "patch"]},
+    {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
     {
         "apiGroups": ["networking.k8s.io"],
         "resources": ["networkpolicies"],
         "verbs": ["create", "patch"],
     },
+    {
+        "apiGroups": ["apps"],
+        "resources": ["daemonsets"],
+        "verbs": ["get", "create", "patch", "delete"],
+    },
+    {"apiGroups": ["node.k8s.io"], "resources": ["runtimeclasses"], "verbs": ["get"]},
 ]
-"""In every namespace that it serves. `sandboxpools/finalizers` is for owner references that block deletion."""
+"""In every namespace that it serves. `sandboxpools/finalizers` is for owner references that block deletion. No Secret
+can be read: that of a pool's token is only written. A RuntimeClass belongs to no namespace: where only some are
+served, it cannot be looked at, and a missing one is known when the API server refuses the first pod."""
 OWN_RULES: Final[list[dict[str, Any]]] = [
     {
         "apiGroups": ["coordination.k8s.io"],
@@ -60,6 +74,12 @@ class PoolManagerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     metrics_port: int = labels.METRICS_PORT
     starts_per_second: float = 50.0
     """Of all pools together."""
+    broker_url: str = ""
+    """Where claims go, for the Secrets of pools without a job; empty: there are no such Secrets."""
+    dns_namespace: str = "kube-system"
+    """Where cluster DNS runs: sandboxes with egress may ask it."""
+    reaper: Literal["delete", "dry-run", "off"] = "delete"
+    """What becomes of sandbox pods whose SandboxPool is no more; `dry-run` only says it."""
 
     def pods(self) -> PodConfig:
         """What all sandbox pods have in common."""

@@ -3,7 +3,8 @@
     SandboxPool objects ─► added: a Pool, which adopts the pods that are there; changed: its spec; gone: its pods go
     sandbox pods ────────► their pool's runtime; a pod of ours that nobody knows is adopted
     claims ──────────────► tenant: the job's own pools by their names in the job, then those its namespace shares
-    every second ────────► the status of each, written when it has changed; the policies that are missing
+    every second ────────► the status of each, written when it has changed (`fleet_status`)
+    beside it ───────────► what a pool has besides pods (`surroundings`), pods' labels (`pod_marks`), orphans (`reaper`)
 
 Lives only in the active pool manager, from the moment it leads; informers start with a fresh list then.
 """
@@ -12,28 +13,35 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import structlog
 from pydantic import ValidationError
 
 from rljob import broker_token, labels
+from rljob.api.pool_effects import pool_problems
 from rljob.api.rljob_types import SandboxPoolSpec
+from rljob.api.source import dotted
 from rljob.clock import Clock, SystemClock
 from rljob.kube.client import KubeClient
-from rljob.kube.errors import KubeError
 from rljob.kube.informer import Informer, Key, key_of
 from rljob.kube.resources import POD, SANDBOX_POOL, Object, uid_of
-from rljob_sandbox_pool import isolation, pool_conditions
+from rljob_sandbox_pool import pool_conditions
 from rljob_sandbox_pool.broker import Tenant
 from rljob_sandbox_pool.cluster_config import PoolManagerConfig
+from rljob_sandbox_pool.fleet_status import StatusWriter
+from rljob_sandbox_pool.member import Member
+from rljob_sandbox_pool.pod_marks import PodMarks
 from rljob_sandbox_pool.pool import Pool
-from rljob_sandbox_pool.runtimes.base import Trouble
+from rljob_sandbox_pool.pool_objects import needs_policy
+from rljob_sandbox_pool.reaper import Reaper
 from rljob_sandbox_pool.runtimes.pod_identity import Owner, owner_of, owner_uid, selector
 from rljob_sandbox_pool.runtimes.pods import PodRuntime
 from rljob_sandbox_pool.runtimes.simulated import SimulatedRuntime
 from rljob_sandbox_pool.starts import MAX_DELETIONS, StartBucket
+from rljob_sandbox_pool.surroundings import Surroundings
 
 STATUS_SECONDS = 1.0
 """How often every status is looked at."""
@@ -54,14 +62,6 @@ class Served:
     pool: Pool
     runtime: PodRuntime | SimulatedRuntime
     loop: asyncio.Task[None]
-    exposed: Trouble | None = None
-    """Why nothing keeps its sandboxes from everybody."""
-
-
-@dataclass
-class _Written:
-    status: dict[str, Any] = field(default_factory=dict)
-    at: float = float("-inf")
 
 
 class Fleet:
@@ -94,10 +94,10 @@ class Fleet:
         self._clock = clock or SystemClock()
         self._bucket = StartBucket(config.starts_per_second, max(1, int(config.starts_per_second)))
         self._deletions = asyncio.Semaphore(MAX_DELETIONS)
-        self._written: dict[Key, _Written] = {}
         self._refused: dict[Key, tuple[Object, str]] = {}
-        self._isolated: set[str] = set()
-        """uids of pools whose sandboxes a NetworkPolicy keeps from everybody."""
+        self._status = StatusWriter(kube, self._clock)
+        self._marks = PodMarks(kube, self._clock)
+        self._surroundings = Surroundings(kube, config, self._broker_key, self._clock)
         self._closing: set[asyncio.Task[None]] = set()
         self._loops: list[asyncio.Task[None]] = []
         where: list[str | None] = list(config.namespaces) or [None]
@@ -116,12 +116,21 @@ class Fleet:
             Informer(kube, SANDBOX_POOL, namespace, on_change=self._on_object)
             for namespace in where
         ]
+        self._reaper = Reaper(
+            kube,
+            config.reaper,
+            self._clock,
+            pods=self._all_pods,
+            owners=lambda: {uid_of(o) for each in self._objects for o in each.objects.values()},
+            may=leads,
+        )
 
     # ── its life ──
 
     async def start(self) -> None:
         """List everything, adopt what is there, hear what it holds. Raises what a loop failed of."""
-        self._loops.append(asyncio.create_task(self._isolate_loop()))
+        looks = self._surroundings.loop(self._with_pods), self._marks.loop()
+        self._loops += [asyncio.create_task(look) for look in looks]
         # Pods first: a pool that is made later finds its own.
         for informers in (self._pods, self._objects):
             self._loops += [asyncio.create_task(informer.run()) for informer in informers]
@@ -129,7 +138,8 @@ class Fleet:
         deadline = self._clock.monotonic() + ADOPT_SECONDS
         while self._num_unheard() and self._clock.monotonic() < deadline:
             await self._clock.sleep(0.05)
-        self._loops.append(asyncio.create_task(self._status_loop()))
+        late = self._status_loop(), self._reaper.loop()
+        self._loops += [asyncio.create_task(loop) for loop in late]
         _log.info("serving", pools=len(self.served))
 
     async def _synced(self, informers: Sequence[Informer]) -> None:
@@ -188,7 +198,7 @@ class Fleet:
         shared: dict[str, Pool] = {}
         own: dict[str, Pool] = {}
         for key, served in self.served.items():
-            if key.namespace != job.namespace:
+            if key.namespace != job.namespace or job.pool not in ("", key.name):
                 continue
             if not served.pool.job:
                 shared[key.name] = served.pool
@@ -205,19 +215,17 @@ class Fleet:
         if new is None or new["metadata"].get("deletionTimestamp"):
             self._remove(key)
             return
-        if served is not None and _spec_of(served.obj) == _spec_of(new):
+        if served is not None and _raw(served.obj) == _raw(new):
             served.obj = new
             return
-        try:
-            spec = SandboxPoolSpec.model_validate(new.get("spec") or {})
-        except ValidationError as error:
-            fault = error.errors()[0]
-            path = ".".join(str(part) for part in ("spec", *fault["loc"]))
-            self._refused[key] = (new, f"{path}: {fault['msg']}")
+        spec = _spec_of(new)
+        if isinstance(spec, str):
+            self._refused[key] = (new, spec)
             return
         if served is not None and spec.runtime == served.pool.spec.runtime:
             served.obj = new
             if isinstance(served.runtime, PodRuntime):
+                self._surroundings.expect(new, spec)
                 served.runtime.update(spec)
             served.pool.update(spec)
             return
@@ -227,7 +235,7 @@ class Fleet:
 
     def _add(self, key: Key, obj: Object, spec: SandboxPoolSpec) -> None:
         owner = owner_of(obj)
-        runtime = self._runtime(owner, spec, alone=isolation.needs_policy(obj))
+        runtime = self._runtime(owner, spec)
         pool = Pool(
             spec,
             runtime,
@@ -239,18 +247,18 @@ class Fleet:
         )
         if isinstance(runtime, PodRuntime):
             runtime.on_room = pool.wake
+            pool.on_state = partial(self._on_state, owner)
+            self._surroundings.expect(obj, spec)
             for pod in list(self._pods_of(owner.uid)):
                 pool.adopt(*runtime.adopt(pod))
         loop = asyncio.get_running_loop().create_task(pool.keep_warm_loop())
         self.served[key] = Served(obj, pool, runtime, loop)
-        self._written[key] = _Written(dict(obj.get("status") or {}))
+        self._status.begin(obj, key)
         _log.info(
             "pool_added", namespace=key.namespace, pool=key.name, warm=spec.warm, max=spec.max
         )
 
-    def _runtime(
-        self, owner: Owner, spec: SandboxPoolSpec, *, alone: bool
-    ) -> PodRuntime | SimulatedRuntime:
+    def _runtime(self, owner: Owner, spec: SandboxPoolSpec) -> PodRuntime | SimulatedRuntime:
         if spec.runtime == "simulated":
             runtime = SimulatedRuntime()
             runtime.host = self._host
@@ -262,15 +270,15 @@ class Fleet:
             self._config.pods(),
             self._bucket,
             deletions=self._deletions,
-            leads=lambda: self._leads() and (not alone or owner.uid in self._isolated),
+            leads=lambda: self._leads() and self._surroundings.may_start(owner.uid),
             clock=self._clock,
         )
 
     def _remove(self, key: Key) -> None:
-        self._written.pop(key, None)
+        self._status.forget(key)
         if (served := self.served.pop(key, None)) is None:
             return
-        self._isolated.discard(uid_of(served.obj))
+        self._surroundings.forget(uid_of(served.obj))
         _log.info("pool_removed", namespace=key.namespace, pool=key.name)
         task = asyncio.get_running_loop().create_task(_close(served))
         self._closing.add(task)
@@ -280,6 +288,7 @@ class Fleet:
 
     def _on_pod(self, old: Object | None, new: Object | None) -> None:
         pod = new or old or {}
+        (self._marks.forget if new is None else self._marks.seen)(pod)
         owner = owner_uid(pod)
         for served in self.served.values():
             if uid_of(served.obj) == owner and isinstance(served.runtime, PodRuntime):
@@ -287,25 +296,20 @@ class Fleet:
                     served.pool.adopt(*served.runtime.adopt(new))
                 return
 
-    def _pods_of(self, owner: str) -> Iterator[Object]:
+    def _on_state(self, owner: Owner, member: Member) -> None:
+        self._marks.note(owner, member)
+
+    def _all_pods(self) -> Iterator[Object]:
         for informer in self._pods:
-            yield from (pod for pod in informer.objects.values() if owner_uid(pod) == owner)
+            yield from informer.objects.values()
 
-    # ── who may talk to them ──
+    def _pods_of(self, owner: str) -> Iterator[Object]:
+        return (pod for pod in self._all_pods() if owner_uid(pod) == owner)
 
-    async def _isolate_loop(self) -> None:
-        while True:
-            for served in list(self.served.values()):
-                if isinstance(served.runtime, PodRuntime) and isolation.needs_policy(served.obj):
-                    await self._isolate(served)
-            await self._clock.sleep(STATUS_SECONDS)
-
-    async def _isolate(self, served: Served) -> None:
-        owner = owner_of(served.obj)
-        if owner.uid not in self._isolated:
-            served.exposed = await isolation.isolate(self._kube, owner)
-            if served.exposed is None:
-                self._isolated.add(owner.uid)
+    def _with_pods(self) -> Iterator[tuple[Object, SandboxPoolSpec]]:
+        for served in self.served.values():
+            if isinstance(served.runtime, PodRuntime):
+                yield served.obj, served.pool.spec
 
     # ── status ──
 
@@ -316,44 +320,28 @@ class Fleet:
             await self._clock.sleep(STATUS_SECONDS)
 
     async def _write_status(self, key: Key) -> None:
-        written = self._written.setdefault(key, _Written())
-        wanted = self._status(key, written)
-        now = self._clock.monotonic()
-        if wanted is None or not pool_conditions.is_due(wanted, written.status, now - written.at):
-            return
-        written.at = now
-        try:
-            await self._kube.patch(
-                SANDBOX_POOL,
-                key.name,
-                {"status": wanted},
-                key.namespace,
-                subresource="status",
-                field_manager=labels.POOL_FIELD_MANAGER,
-            )
-        except KubeError as error:
-            _log.warning("status_not_written", pool=key.name, reason=str(error))
-        else:
-            written.status = wanted
-
-    def _status(self, key: Key, written: _Written) -> Object | None:
-        now = self._clock.now()
         if key in self._refused:
             obj, problem = self._refused[key]
-            generation = int(obj["metadata"].get("generation", 0))
-            return pool_conditions.refused(
-                problem, generation=generation, earlier=written.status, now=now
+            await self._status.write(
+                key,
+                lambda earlier, now: pool_conditions.refused(
+                    problem, generation=_generation(obj), earlier=earlier, now=now
+                ),
             )
-        if (served := self.served.get(key)) is None:
-            return None
-        return pool_conditions.status(
-            served.pool.spec,
-            served.pool.counts(),
-            served.exposed or served.pool.trouble(),
-            generation=int(served.obj["metadata"].get("generation", 0)),
-            earlier=written.status,
-            now=now,
-        )
+        elif (served := self.served.get(key)) is not None:
+            pool = served.pool
+            trouble = self._surroundings.trouble(uid_of(served.obj)) or pool.trouble()
+            await self._status.write(
+                key,
+                lambda earlier, now: pool_conditions.status(
+                    pool.spec,
+                    pool.counts(),
+                    trouble,
+                    generation=_generation(served.obj),
+                    earlier=earlier,
+                    now=now,
+                ),
+            )
 
 
 async def _close(served: Served) -> None:
@@ -369,8 +357,26 @@ async def _close(served: Served) -> None:
         served.runtime.close()
 
 
-def _spec_of(obj: Object) -> Any:
+def _raw(obj: Object) -> Any:
     return obj.get("spec") or {}
+
+
+def _spec_of(obj: Object) -> SandboxPoolSpec | str:
+    """The spec, or what is wrong with it."""
+    try:
+        spec = SandboxPoolSpec.model_validate(_raw(obj))
+    except ValidationError as error:
+        fault = error.errors()[0]
+        return f"{dotted(('spec', *fault['loc']))}: {fault['msg']}"
+    for problem in pool_problems(spec):
+        return str(problem._replace(path=("spec", *problem.path)))
+    if spec.egress == "gateway" and needs_policy(obj):
+        return "spec.egress: gateway is for pools of an RLJob: no other has gateways; use another"
+    return spec
+
+
+def _generation(obj: Object) -> int:
+    return int(obj["metadata"].get("generation", 0))
 
 
 def _trim_pod(pod: Object) -> Object:

@@ -233,6 +233,11 @@ def test_the_pool_managers_configuration_is_what_its_code_reads(name: str) -> No
         operator.image_pull_policy,
         operator.image_pull_secrets,
     )
+    assert (config.broker_url, config.dns_namespace, config.reaper) == (
+        operator.broker_url,
+        operator.dns_namespace,
+        "delete",
+    )
     ports = dict(rendered(name).pods())["rljob-sandbox-pool"]["spec"]["containers"][0]["ports"]
     assert {port["name"]: port["containerPort"] for port in ports} == {
         "broker": config.port,

@@ -4,6 +4,9 @@
 {{- define "rljob.sandboxPool" -}}rljob-sandbox-pool{{- end -}}
 {{- define "rljob.keys" -}}{{ .Values.keys.existingSecret | default "rljob-keys" }}{{- end -}}
 
+{{- /* Where claims go. */ -}}
+{{- define "rljob.brokerUrl" -}}http://{{ include "rljob.sandboxPool" . }}.{{ .Release.Namespace }}.svc:8080{{- end -}}
+
 {{- /* Labels that select the pods of one component; never change on upgrade. Takes the component's name. */ -}}
 {{- define "rljob.selector" -}}
 app.kubernetes.io/name: rljob

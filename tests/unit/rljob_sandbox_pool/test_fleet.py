@@ -12,12 +12,12 @@ import httpx
 import pytest
 
 from rljob import labels
-from rljob.broker_token import job_token
+from rljob.broker_token import job_token, pool_token
 from rljob.kube import calls
 from rljob.kube.resources import Object
 from rljob.testing.kube import FakeKube, status
 from rljob_sandbox_pool import fleet as fleet_module
-from rljob_sandbox_pool import members, pool_conditions
+from rljob_sandbox_pool import members, pod_marks, pool_conditions, surroundings
 from rljob_sandbox_pool.aserver import HttpServer
 from rljob_sandbox_pool.cluster_config import PoolManagerConfig
 from rljob_sandbox_pool.fleet import Fleet
@@ -113,6 +113,8 @@ async def handle(guest: Guest, request: Request) -> Response:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_module, "STATUS_SECONDS", 0.05)
+    monkeypatch.setattr(surroundings, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(surroundings, "RETRY_SECONDS", 0.2)
     monkeypatch.setattr(pool_conditions, "WRITE_SECONDS", 0.1)
     monkeypatch.setattr(pool_conditions, "COUNTS_SECONDS", 0.2)
 
@@ -367,6 +369,77 @@ async def test_a_spec_that_makes_no_sense_is_said_with_its_path(
         assert degraded(fake)[1] == "InvalidSpec"
         assert degraded(fake)[2].startswith("spec.warm: ")
         assert not fleet.served
+
+
+@pytest.mark.parametrize(
+    ("spec", "path"),
+    [
+        ({"writablePaths": ["/etc"]}, "spec.writablePaths[0]: /etc would cover"),
+        ({"egress": "gateway"}, "spec.egress: gateway is for pools of an RLJob"),
+        ({"egress": "custom", "egressRules": [{"too": []}]}, "spec.egressRules[0].too: unknown"),
+    ],
+)
+async def test_what_only_the_pool_manager_can_judge_is_said(
+    fake: FakeKube, kubelet: Kubelet, spec: dict[str, Any], path: str
+) -> None:
+    fake.put(sandbox_pool(**spec))
+    async with leading(fake) as fleet:
+        await until(lambda: degraded(fake) is not None)
+        assert degraded(fake)[1] == "InvalidSpec"
+        assert degraded(fake)[2].startswith(path)
+        assert not fleet.served
+    assert not fake.all("Pod")
+
+
+async def test_a_missing_runtime_class_is_said_and_nothing_starts(
+    fake: FakeKube, kubelet: Kubelet
+) -> None:
+    fake.put(sandbox_pool(runtimeClassName="gvisor"))
+    async with leading(fake) as fleet:
+        await until(lambda: (degraded(fake) or ("", ""))[1] == "RuntimeClassNotFound")
+        assert "gvisor" in degraded(fake)[2]
+        assert not fake.all("Pod")
+        fake.put({"kind": "RuntimeClass", "metadata": {"name": "gvisor"}, "handler": "runsc"})
+        await until(lambda: pool_of(fleet).counts().ready == 2)
+        await until(lambda: degraded(fake)[0] == "False")
+
+
+async def test_pods_show_who_holds_them_before_and_after_a_takeover(
+    fake: FakeKube, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod_marks, "SETTLE_SECONDS", 0.2)
+
+    def shown() -> list[tuple[str, str, str]]:
+        pods = [pod["metadata"] for pod in fake.all("Pod")]
+        found = [(pod["labels"], pod["annotations"]) for pod in pods]
+        return sorted(
+            (tags[labels.STATE], tags.get(labels.HOLDER_JOB, ""), notes.get(labels.CLAIM, ""))
+            for tags, notes in found
+        )
+
+    held = [("claimed", "j", "a"), ("ready", "", "")]
+    fake.put(sandbox_pool(job="j", warm=1, max=2))
+    async with leading(fake) as fleet:
+        await claim(fleet, "a", job="ns/j")
+        await until(lambda: shown() == held)
+    async with leading(fake) as fleet:
+        await until(lambda: pool_of(fleet).counts().claimed == 1)
+        writes = len([path for method, path in fake.writes if "/pods/" in path])
+        await asyncio.sleep(0.5)
+        assert shown() == held
+        assert len([path for method, path in fake.writes if "/pods/" in path]) == writes
+        await pool_of(fleet).release("a", job="ns/j")
+        await until(lambda: all(state == "ready" for state, _, _ in shown()))
+
+
+async def test_a_pools_token_opens_that_pool_alone(fake: FakeKube, kubelet: Kubelet) -> None:
+    fake.put(sandbox_pool("swe", warm=0))
+    fake.put(sandbox_pool("other", warm=0))
+    fake.put(sandbox_pool("j-own", job="j", warm=0))
+    async with leading(fake) as fleet:
+        tenant = fleet.tenant(pool_token(BROKER_KEY.encode(), "ns", "swe"))
+        assert set(tenant.pools) == {"swe"}
+        assert not fleet.tenant(pool_token(BROKER_KEY.encode(), "ns", "j-own")).pools
 
 
 async def test_simulated_pools_need_no_pods(fake: FakeKube, kubelet: Kubelet) -> None:

@@ -10,7 +10,7 @@ images:
 image_pull_policy: {{ .Values.image.pullPolicy }}
 image_pull_secrets: {{ .Values.image.pullSecrets | toJson }}
 operator_namespace: {{ .Release.Namespace | quote }}
-broker_url: http://{{ include "rljob.sandboxPool" . }}.{{ .Release.Namespace }}.svc:8080
+broker_url: {{ include "rljob.brokerUrl" . }}
 storage_class: {{ .Values.jobs.storageClass | default nil | toJson }}
 artifacts_size: {{ .Values.jobs.artifacts.size | quote }}
 artifacts_access_mode: {{ .Values.jobs.artifacts.accessMode }}

@@ -6,4 +6,7 @@ image_pull_policy: {{ .Values.image.pullPolicy }}
 image_pull_secrets: {{ .Values.image.pullSecrets | toJson }}
 operator_namespace: {{ .Release.Namespace | quote }}
 namespaces: {{ .Values.namespaces | toJson }}
+broker_url: {{ include "rljob.brokerUrl" . }}
+dns_namespace: {{ .Values.jobs.dnsNamespace }}
+reaper: {{ .Values.sandboxes.reaper | quote }}
 {{- end -}}

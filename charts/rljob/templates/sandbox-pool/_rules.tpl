@@ -2,7 +2,7 @@
 {{- define "rljob.sandboxPool.rules" -}}
 - apiGroups: [rljob.dev]
   resources: [sandboxpools]
-  verbs: [list, watch]
+  verbs: [get, list, watch]
 - apiGroups: [rljob.dev]
   resources: [sandboxpools/status]
   verbs: [patch]
@@ -11,10 +11,22 @@
   verbs: [update]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [list, watch, create, delete]
+  verbs: [list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [create, patch]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [create, patch]
+- apiGroups: [apps]
+  resources: [daemonsets]
+  verbs: [get, create, patch, delete]
+- apiGroups: [node.k8s.io]
+  resources: [runtimeclasses]
+  verbs: [get]
 {{- end -}}
 
 {{- define "rljob.sandboxPool.ownRules" -}}
