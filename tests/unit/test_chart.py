@@ -245,6 +245,20 @@ def test_the_pool_managers_configuration_is_what_its_code_reads(name: str) -> No
     }
 
 
+def test_who_may_claim_besides_jobs_is_a_value() -> None:
+    peer = {"namespaceSelector": {"matchLabels": {"a": "b"}}}
+    objects = with_set(
+        f"networkPolicy.claimsFrom={json.dumps([peer])}", 'sandboxes.reaper="dry-run"'
+    )
+    rules = objects.one("NetworkPolicy", "rljob-sandbox-pool", NAMESPACE)["spec"]["ingress"]
+    assert {"ports": [{"port": "broker"}], "from": [peer]} in rules
+    given = rendered().one("NetworkPolicy", "rljob-sandbox-pool", NAMESPACE)["spec"]["ingress"]
+    assert len(rules) == len(given) + 1
+    data = objects.one("ConfigMap", "rljob-sandbox-pool")["data"]["sandbox-pool.yaml"]
+    config = msgspec.yaml.decode(data, type=cluster_config.PoolManagerConfig)
+    assert config.reaper == "dry-run"
+
+
 def test_a_digest_wins_over_a_tag() -> None:
     pod = rendered("namespaced").one("Deployment", "rljob-operator")["spec"]["template"]["spec"]
     image = pod["containers"][0]["image"]
@@ -504,6 +518,8 @@ BAD: list[tuple[str, str]] = [
     ('operator.affinity={"node":{}}', "'/operator/affinity': additional properties 'node' not allowed"),
     ('podMonitor.interval="soon"', "'/podMonitor/interval': 'soon' does not match pattern"),
     ('networkPolicy.metricsFrom=[{"pods":{}}]', "'/networkPolicy/metricsFrom/0': additional properties 'pods' not"),
+    ('networkPolicy.claimsFrom=[{"pods":{}}]', "'/networkPolicy/claimsFrom/0': additional properties 'pods' not"),
+    ('sandboxes.reaper="on"', "'/sandboxes/reaper': value must be one of"),
     ('dashboards.labels=["x"]', "'/dashboards/labels': got array, want object"),
 ]  # fmt: skip
 
