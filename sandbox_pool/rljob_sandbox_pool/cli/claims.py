@@ -10,7 +10,7 @@ from rljob.errors import MachineError, UserError
 from rljob.sandbox import ClaimAnswer, ClaimStatus, PoolStatus
 from rljob_sandbox_pool.cli.arguments import environment, in_range
 from rljob_sandbox_pool.cli.state import State, StoredClaim, Where
-from rljob_sandbox_pool.cli.where import Options, call, connect
+from rljob_sandbox_pool.cli.where import Options, call, connect, silence
 
 MAX_SECONDS = 7 * 86_400.0
 """The longest that a claim may live."""
@@ -70,6 +70,7 @@ def claim(
     in_range("--timeout", timeout, 0.1, MAX_SECONDS)
     variables = environment(env)
     where = options.where()
+    silence()
 
     async def work() -> str:
         async with connect(where) as client:
@@ -109,6 +110,7 @@ def release(options: Options, names: Sequence[str], *, all_of_them: bool) -> Non
     here = {name: stored[name] for name in given if name in stored}
     ids = [name for name in given if name not in stored]
     elsewhere = options.where() if ids else None
+    silence()
 
     async def work() -> list[str]:
         missing = await _release_stored(options.state, here)

@@ -1,7 +1,9 @@
 """`rljob sandbox reap`: removes what is left of pools and pool managers that are no more.
 
--n NAMESPACE ─► objects with a pool's label whose SandboxPool or RLJob does not live
-else ─────────► claims whose time is over, and what a `serve` that was killed left in the state folder
+    -n NAMESPACE ─► objects with a pool's label whose SandboxPool or RLJob does not live
+    else ─────────► claims whose time is over, and what a `serve` that was killed left in the state folder
+
+Nothing that lives is touched.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """The state folder of `rljob sandbox`: who serves here, and which claims its user holds. Everything in it is secret.
 
-DIR/serve.lock            locked while `serve` runs: the kernel unlocks it however the process ends
-DIR/serve.json            where it listens, and its token
-DIR/work/                 its scratch
-DIR/claims/NAME.json      a claim: where it was made, and what opens it
+    DIR/serve.lock            locked while `serve` runs: the kernel unlocks it however the process ends
+    DIR/serve.json            where it listens, and its token
+    DIR/work/                 its scratch
+    DIR/claims/NAME.json      a claim: where it was made, and what opens it
+
+Names of claims are made here; nothing outside of the folder is read or written.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Which broker a command speaks with, and a client of it.
 
---url, --token or their variables ─► that address
--n NAMESPACE, --job or --pool ─────► the cluster of KUBECONFIG: token from a Secret, broker by way of the API server
-neither ───────────────────────────► whoever serves in the state folder
+    --url, --token or their variables ─► that address
+    -n NAMESPACE, --job or --pool ─────► the cluster of KUBECONFIG: token from a Secret, broker by way of the API server
+    neither ───────────────────────────► whoever serves in the state folder
+
+What a command was told explicitly comes before what the environment says.
 """
 
 from __future__ import annotations
@@ -14,8 +16,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
-
-import structlog
 
 from rljob.errors import InfraError, MachineError, UserError
 from rljob.http1 import HttpClient, HttpError, Transport
@@ -122,16 +122,20 @@ def call(work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
     Raises:
         MachineError: no broker, no cluster, no sandbox in time, or one that died.
     """
-    structlog.configure(processors=[_say_nothing])
     try:
         return asyncio.run(work())
     except InfraError as error:
         raise _line(error) from None
 
 
-def _say_nothing(_logger: Any, _method: str, _event: Any) -> NoReturn:
+def silence() -> None:
     """What a client would log it also raises, and a command's errors say all there is to say."""
-    raise structlog.DropEvent
+    import structlog
+
+    def drop(_logger: Any, _method: str, _event: Any) -> NoReturn:
+        raise structlog.DropEvent
+
+    structlog.configure(processors=[drop])
 
 
 def _line(error: InfraError) -> MachineError:

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import structlog
 
+from rljob import sandbox_client
 from rljob.cli.main import main
 from rljob.errors import MachineError
 from rljob.sandbox import ClaimAnswer
@@ -31,6 +32,7 @@ def cli(
 ) -> Iterator[Cli]:
     """Runs a command; exit code, stdout, stderr."""
     logging = structlog.get_config()
+    monkeypatch.setattr(sandbox_client, "LAST_RELEASES_SECONDS", 0.01)
     monkeypatch.setenv("RLJOB_SANDBOX_STATE", str(state.folder))
     for name in ("RLJOB_SANDBOX_URL", "RLJOB_SANDBOX_TOKEN", "KUBECONFIG"):
         monkeypatch.delenv(name, raising=False)
