@@ -124,6 +124,11 @@ class Copy:
             self.left_out.append(path)
 
 
+def named(error: OSError, name: str) -> OSError:
+    """The error, told of a name that its reader knows."""
+    return OSError(error.errno, os.strerror(error.errno or 0), name)
+
+
 def kept_mode(info: os.stat_result) -> int:
     """The mode of a copy: no set-uid, no set-gid, and readable for its owner."""
     always = 0o700 if stat.S_ISDIR(info.st_mode) else 0o400
