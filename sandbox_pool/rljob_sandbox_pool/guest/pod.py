@@ -1,7 +1,7 @@
 """The guest's start in a pod: one variable of its environment says everything, and it listens itself.
 
-    RLJOB_SANDBOX = {"id", "key" (hex), "port", "env", "workspace", "folders", "shared_folders", "sealed", "listed",
-                     "rlimits", "marker", "writable", "canary"}
+    RLJOB_SANDBOX = {"id", "key" (hex), "port", "env", "workspace", "folders", "shared_folders", "sealed", "rlimits",
+                     "marker", "writable", "canary"}
 
 Guest and commands are the same user here. What protects the guest: it is PID 1, so no signal from inside its namespace
 ends or stops it; it is not dumpable, so nobody reads its memory, environment or descriptors; the reset compares what

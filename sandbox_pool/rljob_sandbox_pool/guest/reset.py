@@ -42,9 +42,11 @@ class Snapshot:
     ports: frozenset[str]
     """Sockets at which something can be reached."""
     guest: tuple[object, ...]
-    """Its limits, priority and scheduling: whoever runs as the same user could change them."""
+    """Its limits, priority, scheduling and place in the queue for memory: whoever runs as the same user could change
+    them."""
     sealed: dict[str, object]
-    """Per file that nobody should have touched, or folder of such files: all that a touch changes."""
+    """Per file that nobody should have touched, or folder of such files: all that a touch changes. With a slash at its
+    end: what lies in the folder, whatever happens below."""
 
     @classmethod
     def take(
@@ -62,6 +64,7 @@ class Snapshot:
                 *(resource.getrlimit(kind) for kind in kinds),
                 os.getpriority(os.PRIO_PROCESS, 0),
                 os.sched_getscheduler(0),
+                _read("/proc/self/oom_score_adj"),
             ),
         )
 
@@ -85,6 +88,9 @@ class Snapshot:
 
 
 def _seal(path: str) -> object:
+    if path.endswith("/"):
+        found = [(name, os.lstat(path + name)) for name in sorted(os.listdir(path))]
+        return [(name, info.st_ino, info.st_mode, info.st_uid, info.st_gid) for name, info in found]
     info = os.lstat(path)
     facts = (info.st_ino, info.st_mode, info.st_size, info.st_ctime_ns)
     inside = sorted(os.listdir(path)) if stat.S_ISDIR(info.st_mode) else []

@@ -47,8 +47,8 @@ COPIES_PATH = "/opt/rljob/copies"
 WORKSPACE = "/workspace"
 BOOT_FOLDER = "/run/rljob"
 TERMINATION_LOG = "/dev/termination-log"
-HOSTS = "/etc/hosts"
-"""The kubelet's own, which root may write."""
+OF_ROOT = ("/etc/hosts", "/dev/")
+"""The kubelet's file and the runtime's folder, which root may write."""
 GID = 10001
 GUEST_PIDS = 2
 ROOT_CAPABILITIES: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID")
@@ -275,7 +275,7 @@ def _guest_config(spec: SandboxSpec, pool: SandboxPoolSpec) -> dict[str, Any]:
         rlimits["RLIMIT_CPU"] = pool.limits.cpu_seconds
     folders, sealed = [WORKSPACE, "/tmp", "/dev/shm"], [BOOT_FOLDER, TERMINATION_LOG]
     if pool.pod_security == "baseline":
-        sealed.append(HOSTS)
+        sealed += OF_ROOT
     return {
         "id": spec.id,
         "key": spec.key.hex(),
@@ -285,7 +285,6 @@ def _guest_config(spec: SandboxSpec, pool: SandboxPoolSpec) -> dict[str, Any]:
         "folders": folders,
         "shared_folders": [] if is_in_memory(pool) else folders[:2],
         "sealed": sealed,
-        "listed": ["/dev"],
         "rlimits": rlimits,
         "marker": f"{BOOT_FOLDER}/booted",
         "writable": [

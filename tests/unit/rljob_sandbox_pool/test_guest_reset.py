@@ -2,6 +2,7 @@
 
 import resource
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,20 @@ def test_any_limit_of_the_guest_that_was_changed_is_evidence(name: str) -> None:
         resource.setrlimit(kind, before)
     assert found == ["the guest's own limits, priority or scheduling have changed"]
     assert not pristine.differences(Snapshot.take([]))
+
+
+def test_a_folder_whose_entries_alone_are_sealed(tmp_path: Path) -> None:
+    below = tmp_path / "below"
+    below.mkdir()
+    sealed = [f"{tmp_path}/"]
+    pristine = Snapshot.take([], sealed=sealed)
+    (below / "x").touch()
+    assert pristine.differences(Snapshot.take([], sealed=sealed)) == []
+    (tmp_path / "left").touch()
+    assert pristine.differences(Snapshot.take([], sealed=sealed)) == [f"{tmp_path}/ was touched"]
+    (tmp_path / "left").unlink()
+    below.chmod(0o700)
+    assert pristine.differences(Snapshot.take([], sealed=sealed)) == [f"{tmp_path}/ was touched"]
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])

@@ -71,6 +71,9 @@ def test_baseline_leaves_the_user_to_the_image_and_root_what_it_needs() -> None:
         assert security["capabilities"]["drop"] == ["ALL"]
         assert {"KILL", "DAC_OVERRIDE"} <= set(security["capabilities"]["add"]) < BASELINE_ALLOWS
     assert "add" not in guest["securityContext"]["capabilities"]
+    manifest = made(podSecurity="baseline", hostUsers=False)
+    assert {"/etc/hosts", "/dev/"} <= set(guest_config(manifest)["sealed"])
+    assert "/dev/" not in guest_config(made())["sealed"]
 
 
 def test_a_user_namespace_has_a_user_that_it_knows() -> None:
