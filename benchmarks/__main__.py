@@ -12,7 +12,7 @@ from contextlib import closing
 
 NAMES = (
     *("codec", "stream", "exec_round_trip", "claims", "recycling", "soak"),
-    *("cluster", "cluster_sandboxes"),
+    *("cluster", "cluster_claims", "cluster_sandboxes"),
 )
 
 

@@ -55,7 +55,7 @@ class Measured(NamedTuple):
 def figures(size: Size = FULL) -> Iterator[Figure]:
     """Claims beside echoes and cold starts."""
     with local_pool(warm=size.burst, max=size.burst, ready=size.burst) as pool:
-        ours = asyncio.run(_claims(pool, size))
+        ours = asyncio.run(_claims_of(pool, size))
         misses = pool.metric("rljob_sandbox_claim_seconds_count", phase="queue", result="miss")
         hits = pool.metric("rljob_sandbox_claim_seconds_count", phase="queue", result="hit")
     with _echo() as url:
@@ -103,12 +103,8 @@ def compare(ours: Measured, echoed: Measured, cold: list[float]) -> Iterator[Fig
     )
 
 
-async def measure(call: Call, size: Size) -> Measured:
-    """`call`, at Poisson's moments and then many at once."""
-    return Measured(await _arrivals(call, size), await _all_at_once(call, size.burst))
-
-
-async def _arrivals(call: Call, size: Size) -> list[float]:
+async def arrivals(call: Call, size: Size) -> list[float]:
+    """Milliseconds of each `call`, made at Poisson's moments."""
     dice, at = random.Random(SEED), 0.0
     moments: list[float] = []
     while (at := at + dice.expovariate(size.claims_per_second)) < size.seconds:
@@ -135,21 +131,29 @@ async def _ms_since(began: float, call: Call) -> float:
 # ── the pool ──
 
 
-async def _claims(pool: LocalPool, size: Size) -> Measured:
-    client, releases = pool.client(), set[asyncio.Task[None]]()
+async def _claims_of(pool: LocalPool, size: Size) -> Measured:
+    client = pool.client()
+    try:
+        return await claims(client, POOL, size)
+    finally:
+        await client.aclose()
+
+
+async def claims(client: SandboxClient, pool: str, size: Size) -> Measured:
+    """Claims as they come, and when all are given back, a burst."""
+    releases = set[asyncio.Task[None]]()
 
     async def claim() -> None:
-        box = await client.acquire(POOL, timeout=TIMEOUT_SECONDS)
+        box = await client.acquire(pool, timeout=TIMEOUT_SECONDS)
         releases.add(asyncio.create_task(_release_later(box, size.held_seconds)))
 
-    arrivals = await _arrivals(claim, size)
+    as_they_come = await arrivals(claim, size)
     await asyncio.gather(*releases)
     releases.clear()
     await _all_ready(client)
     burst = await _all_at_once(claim, size.burst)
     await asyncio.gather(*releases)
-    await client.aclose()
-    return Measured(arrivals, burst)
+    return Measured(as_they_come, burst)
 
 
 async def _release_later(box: ClaimedSandbox, seconds: float) -> None:
@@ -195,7 +199,11 @@ def _echo() -> Iterator[str]:
 
 async def _echoes(url: str, size: Size) -> Measured:
     http = HttpClient(url)
+
+    async def echo() -> None:
+        await http.request("POST", "/", b"x" * CLAIM_BYTES)
+
     try:
-        return await measure(lambda: http.request("POST", "/", b"x" * CLAIM_BYTES), size)
+        return Measured(await arrivals(echo, size), await _all_at_once(echo, size.burst))
     finally:
         await http.aclose()

@@ -87,3 +87,17 @@ def test_the_local_pool_reads_its_metrics_by_label(monkeypatch: pytest.MonkeyPat
     assert sum_of(text, "n_total", {"pool": "a"}) == 2
     assert sum_of(text, "n_total", {"pool": "c"}) == 0
     assert [percentile([3.0, 1.0, 2.0], share) for share in (0.0, 0.5, 0.99)] == [1.0, 2.0, 3.0]
+
+
+def test_claims_and_commands_in_pods_stand_beside_what_a_cluster_offers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks.claims import Measured
+    from benchmarks.cluster_claims import Exec, compare, compare_exec
+
+    slow = list(compare(Measured([5.0, 5.0, 70.0], [100.0]), [2.0], [4000.0]))
+    assert [figure.holds for figure in slow] == [True, False, None, None]
+    assert {figure.comparator_value for figure in slow} == {2.0, 4000.0}
+    execs = list(compare_exec(Exec([5.0], [99.0], [101.0])))
+    assert [figure.holds for figure in execs] == [False, True]
