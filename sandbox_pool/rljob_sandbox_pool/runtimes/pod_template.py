@@ -218,6 +218,8 @@ def _seed_container(spec: SandboxSpec, pool: SandboxPoolSpec, config: PodConfig)
         "imagePullPolicy": config.image_pull_policy,
         "command": bundle.seed_command(GUEST_PATH, SEEDS_PATH, COPIES_PATH, paths, max_mib=most),
         "workingDir": "/",
+        # its one line says which path cannot be copied
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": _powers(pool),
         "resources": seeding(pool),
         "volumeMounts": [
