@@ -1,4 +1,7 @@
-"""`rljob sandbox serve`: a pool manager of this machine in the foreground; Ctrl-C ends it and every sandbox."""
+"""`rljob sandbox serve`: a pool manager of this machine in the foreground; Ctrl-C ends it and every sandbox.
+
+Its token is that of RLJOB_SANDBOX_TOKEN, else a new one at each start.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from rljob.api.load_pools import load_pools
 from rljob.api.sandboxpool_types import SandboxPool
 from rljob.api.source import Source
 from rljob.errors import UserError
+from rljob.sandbox_client import TOKEN_ENV
 from rljob_sandbox_pool.cli.state import Served, State
 from rljob_sandbox_pool.manager import Manager, make_runtimes
 
@@ -36,7 +40,7 @@ def main(
     pools = _pools(file, name, warm, maximum)
     with state.serving():
         telemetry.configure_logging("sandbox-pool")
-        token = secrets.token_urlsafe(32)
+        token = os.environ.get(TOKEN_ENV) or secrets.token_urlsafe(32)
         asyncio.run(_serve(pools, state, port, token))
         for claim, stored in state.claims().items():
             if stored.where.token == token:
