@@ -173,6 +173,30 @@ async def test_a_huge_body_is_refused_before_it_is_read(box: ClaimedSandbox) -> 
     assert (await box.exec("echo alive")).stdout == "alive\n"
 
 
+async def test_large_bodies_are_not_kept_for_whoever_has_no_claim(box: ClaimedSandbox) -> None:
+    host, port = box.url.removeprefix("http://").split(":")
+    (guest,) = guests()
+    before = resident_mb(guest)
+    strangers = [await asyncio.open_connection(host, int(port)) for _ in range(12)]
+
+    async def send(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"PUT /files HTTP/1.1\r\ncontent-length: 30000000\r\n\r\n" + b"x" * 20_000_000)
+        with contextlib.suppress(OSError):
+            await asyncio.wait_for(writer.drain(), 10)
+
+    await asyncio.gather(*(send(writer) for _, writer in strangers))
+    assert (await box.exec("echo alive")).stdout == "alive\n"
+    assert resident_mb(guest) < before + 40
+    for _, writer in strangers:
+        writer.transport.abort()
+    await box.write_file("/dev/shm/mine", b"x" * 3_000_000)
+
+
+def resident_mb(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
 async def test_a_thousand_connections_to_a_guest_do_not_stop_its_owner(
     box: ClaimedSandbox,
 ) -> None:

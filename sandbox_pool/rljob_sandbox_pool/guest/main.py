@@ -23,6 +23,7 @@ from rljob_sandbox_pool.guest.folders import TooLargeError
 from rljob_sandbox_pool.guest.loop import Loop, Timer
 from rljob_sandbox_pool.guest.processes import Processes, Profile
 from rljob_sandbox_pool.guest.reset import Canary, Reset
+from rljob_sandbox_pool.guest.routes import admit
 from rljob_sandbox_pool.guest.server import Server
 from rljob_sandbox_pool.guest.stream import Stream
 from rljob_sandbox_pool.guest.writable import Writable
@@ -206,7 +207,7 @@ def serve(config: dict[str, Any], listener: socket.socket, *, pipe: int | None =
     backend = SandboxBackend(loop, config, user)
     backend.prepare()
     guest = Guest(config["id"], bytes.fromhex(config["key"]), backend, tainted=tainted)
-    Server(loop, listener, guest.handle, checks.MAX_FILE_BYTES + 1_000_000)
+    Server(loop, listener, guest.handle, checks.MAX_FILE_BYTES + 1_000_000, admit(guest))
     if pipe is not None:
         _end_with(pipe, loop)
     # What lives now lives as long as the guest; a collection would only copy its pages in every forked child.

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from rljob_sandbox_pool.guest.claims import Claim
-from rljob_sandbox_pool.guest.wire import Request, Response
+from rljob_sandbox_pool.guest.wire import Admit, Request, Response
 
 Reply = Callable[[Response], None]
 Handler = Callable[[Request, Reply], None]
 """Answers one request: calls the reply once, now or later, or raises RefusedError or OSError."""
+SMALL_BYTES = 1_000_000
+"""Bodies up to here are taken from anyone."""
 Routes = dict[tuple[str, str], Handler]
 """By method and path; a path may hold one `{id}`, which the handler finds as `request.id`."""
 
@@ -32,6 +34,16 @@ class Guest(Protocol):
     def once(self, body: dict[str, Any], reply: Reply, run: Callable[[Reply], None]) -> None:
         """Run unless this request id ran before; then its answer is given again, errors included."""
         ...
+
+
+def admit(guest: Guest) -> Admit:
+    """Large bodies are taken from the owner of the claim alone: they are in memory before they are looked at."""
+
+    def check(method: str, target: str, headers: Mapping[str, str], length: int) -> None:
+        if length > SMALL_BYTES:
+            guest.owner(Request(method, target, {}, dict(headers), b""))
+
+    return check
 
 
 def find(routes: Routes, method: str, path: str) -> tuple[Handler | None, str, bool]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from rljob_sandbox_pool.guest.loop import Loop, Timer
 from rljob_sandbox_pool.guest.stream import Stream
 from rljob_sandbox_pool.guest.wire import (
+    Admit,
     RefusedError,
     Request,
     RequestParser,
@@ -31,7 +32,7 @@ class Connection:
 
     def __init__(self, server: Server, sock: socket.socket) -> None:
         self._server, self._sock = server, sock
-        self._parser = RequestParser(server.max_body_bytes)
+        self._parser = RequestParser(server.max_body_bytes, server.admit)
         self._requests: deque[Request] = deque()
         self._output = memoryview(b"")
         self._stream: Stream | None = None
@@ -163,9 +164,15 @@ class Server:
     """Accepts connections on a socket that somebody else opened."""
 
     def __init__(
-        self, loop: Loop, listener: socket.socket, handler: Handler, max_body_bytes: int
+        self,
+        loop: Loop,
+        listener: socket.socket,
+        handler: Handler,
+        max_body_bytes: int,
+        admit: Admit = lambda *head: None,
     ) -> None:
-        self.loop, self.handler, self.max_body_bytes = loop, handler, max_body_bytes
+        self.loop, self.handler = loop, handler
+        self.max_body_bytes, self.admit = max_body_bytes, admit
         self.connections: set[Connection] = set()
         self._listener = listener
         listener.setblocking(False)

@@ -92,18 +92,22 @@ def answer(value: Any) -> Response:
     return Response(200, json.dumps(value).encode())
 
 
+Admit = Callable[[str, str, Mapping[str, str], int], None]
+"""Told method, target, headers and length of a request before its body is read. Raises RefusedError."""
+
+
 class RequestParser:
     """Cuts a byte stream into requests. A `RefusedError` from `feed` ends the connection.
 
     Args:
         max_body_bytes: Largest body of any request.
-        admit: Told method, target, headers and length of each before its body is read; may refuse it.
+        admit: May refuse a request by its head.
     """
 
     def __init__(
         self,
         max_body_bytes: int,
-        admit: Callable[[str, str, Mapping[str, str], int], None] = lambda *head: None,
+        admit: Admit = lambda *head: None,
     ) -> None:
         self._max_body_bytes, self._admit = max_body_bytes, admit
         self._buffer = bytearray()
