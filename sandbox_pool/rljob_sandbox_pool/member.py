@@ -169,15 +169,29 @@ class Member:
     async def reset(self) -> None:
         """End the claim, clean, verify, prove itself anew. Raises UncleanError with the evidence, SandboxError."""
         try:
-            await self._call("POST", "/reset", b"{}", timeout=RESET_SECONDS)
-        except _RefusedError as refusal:
-            if refusal.status != 409:
-                raise
-            raise UncleanError(str(refusal), (await self.ask()).evidence) from None
+            async with asyncio.timeout(RESET_SECONDS):
+                await self._reset()
+        except TimeoutError:
+            words = f"sandbox {self.id}: its reset took more than {RESET_SECONDS:g} s"
+            raise SandboxError(words) from None
         heard = await self._challenge(0.0)
         if (heard.state, heard.boot_nonce) != ("warm", self.boot_nonce):
             words = f"sandbox {self.id}: after its reset its guest calls itself {heard.state[:20]}"
             raise UncleanError(words)
+
+    async def _reset(self) -> None:
+        while True:
+            try:
+                await self._call("POST", "/reset", b"{}", timeout=RESET_SECONDS)
+            except _RefusedError as refusal:
+                if refusal.error == "quarantined":
+                    raise UncleanError(str(refusal), (await self.ask()).evidence) from None
+                # One that its owner, or an earlier pool manager, has begun.
+                if refusal.error != "resetting":
+                    raise
+                await asyncio.sleep(POLL_SECONDS)
+            else:
+                return
 
     async def aclose(self) -> None:
         """Hang up."""
@@ -213,17 +227,23 @@ class Member:
             reason = str(error) or f"no answer within {timeout:g} s"
             raise SandboxError(f"sandbox {self.id}: {reason}") from None
         if answer.status != 200:
-            words = answer.body[:2000].decode("utf-8", "replace")
-            raise _RefusedError(f"sandbox {self.id}: {words}", answer.status)
+            raise _RefusedError(self.id, answer.body)
         return answer.body
 
 
 class _RefusedError(SandboxError):
     """The guest answered, with something else than 200."""
 
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
+    def __init__(self, sandbox_id: str, body: bytes) -> None:
+        super().__init__(f"sandbox {sandbox_id}: {body[:2000].decode('utf-8', 'replace')}")
+        try:
+            self.error = msgspec.json.decode(body, type=_Refusal).error
+        except msgspec.MsgspecError:
+            self.error = ""
+
+
+class _Refusal(msgspec.Struct):
+    error: str
 
 
 def _health(sandbox_id: str, body: bytes) -> Health:

@@ -71,6 +71,8 @@ class Members:
         """By image, where the last start failed."""
         self.num_started = self.num_failed = 0
         self.is_closing = False
+        self.fault: BaseException | None = None
+        """What something that was spawned failed of: an error of ours."""
         self._runtime, self._pool_key, self._clock = runtime, pool_key, clock
         self._name, self._scope, self._title = name, scope, title
         self._on_change, self._on_state = on_change, on_state
@@ -159,7 +161,7 @@ class Members:
 
     async def reset(self, member: Member) -> None:
         """CLAIMED → RESETTING → READY, QUARANTINED, or its end."""
-        if member.state is MemberState.ENDING:
+        if self._is_let_go(member):
             return
         self._enter(member, MemberState.RESETTING)
         try:
@@ -198,7 +200,7 @@ class Members:
             problem: Why; empty: it is only not needed any more.
             failed: A start that ends counts as one that failed.
         """
-        if member.state is MemberState.ENDING:
+        if self._is_let_go(member):
             return
         if problem:
             _log.warning(
@@ -212,8 +214,14 @@ class Members:
         """Run something until it is done or the pool closed."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
         return task
+
+    def _done(self, task: asyncio.Task[object]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (fault := task.exception()):
+            self.fault = fault
+            self._on_change()
 
     # ── their end ──
 
@@ -298,16 +306,20 @@ class Members:
         self._enter(member, MemberState.CLAIMED)
 
     def _ready(self, member: Member) -> None:
-        if member.state is not MemberState.ENDING:
+        if not self._is_let_go(member):
             self._enter(member, MemberState.READY)
             self.queue.put(member)
 
     def _quarantine(self, member: Member, evidence: list[str]) -> None:
-        if member.state is MemberState.ENDING:
+        if self._is_let_go(member):
             return
         _log.warning("sandbox_quarantined", sandbox=member.id, job=member.job, evidence=evidence)
         member.evidence = evidence
         self._enter(member, MemberState.QUARANTINED)
+
+    def _is_let_go(self, member: Member) -> bool:
+        """It ends, or is the next pool manager's by now: nothing is to be done with it."""
+        return self.is_closing or member.state is MemberState.ENDING
 
     def _leave(self, member: Member) -> None:
         self.queue.remove(member)
@@ -317,7 +329,7 @@ class Members:
 
     def _lost(self, member: Member, how: str) -> None:
         """It serves no more; something of it may be left."""
-        if member.state is MemberState.ENDING:
+        if self._is_let_go(member):
             return
         _log.warning("sandbox_died", sandbox=member.id, state=member.state.value, how=how)
         # One that was adopted is no start of ours: most such are on their way out.

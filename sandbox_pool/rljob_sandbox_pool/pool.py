@@ -279,6 +279,10 @@ class Pool:
 
     def update(self, spec: SandboxPoolSpec) -> None:
         """Another spec. What was started from an earlier one is used no more, where it matters."""
+        numbers = {name: getattr(spec, name) for name in ("warm", "max", "max_per_job")}
+        if self.spec.model_copy(update=numbers) != spec:
+            # Starts that failed may have failed of what is another now.
+            self._members.failures.clear()
         self.spec = spec
         self._set_spec()
         self._changed.set()
@@ -330,6 +334,8 @@ class Pool:
 
     def _size(self) -> bool:
         """Start and end what is too few or too many; True where more should start, as soon as may be."""
+        if self._members.fault:
+            raise self._members.fault
         if self._members.is_closing:
             return False
         actions = decide(self._observed())
