@@ -1,0 +1,123 @@
+"""The guest's connections: dawdlers are hung up on, floods are refused, and large bodies need a claim."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rljob_sandbox_pool.guest import server as server_module
+from rljob_sandbox_pool.guest.loop import Loop
+from rljob_sandbox_pool.guest.server import Server
+from rljob_sandbox_pool.guest.wire import RefusedError, Request, Response
+
+Connect = Callable[[], socket.socket]
+
+
+def refuse_large(method: str, target: str, headers: object, length: int) -> None:
+    if length > 1000:
+        raise RefusedError(401, "wrong_claim", "who are you")
+
+
+def answer(request: Request, reply: Callable[[Response], None]) -> None:
+    reply(Response(200, request.body))
+
+
+@pytest.fixture
+def connect(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connect]:
+    """Connections to a server whose deadlines are short."""
+    for name, value in {"IDLE_SECONDS": 1.5, "REQUEST_SECONDS": 0.3, "MAX_CONNECTIONS": 4}.items():
+        monkeypatch.setattr(server_module, name, value)
+    loop, listener = Loop(), socket.create_server(("127.0.0.1", 0))
+    server = Server(loop, listener, answer, 10_000, refuse_large)
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.is_set():
+            loop.run_once(0.02)
+        for connection in list(server.connections):
+            connection.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    opened: list[socket.socket] = []
+
+    def connect() -> socket.socket:
+        opened.append(socket.create_connection(listener.getsockname(), timeout=10))
+        return opened[-1]
+
+    yield connect
+    over.set()
+    thread.join()
+    listener.close()
+    loop._selector.close()
+    for sock in opened:
+        sock.close()
+
+
+def is_hung_up(sock: socket.socket) -> bool:
+    """Whether the next thing that comes is the end."""
+    try:
+        return sock.recv(1000) == b""
+    except ConnectionResetError:
+        return True
+
+
+def drip(sock: socket.socket, num_bytes: int) -> None:
+    for _ in range(num_bytes):
+        sock.sendall(b"x")
+        time.sleep(0.02)
+
+
+def test_who_says_nothing_is_hung_up_on(connect: Connect) -> None:
+    assert is_hung_up(connect())
+
+
+def test_a_request_that_drips_in_is_not_waited_for_longer(connect: Connect) -> None:
+    sock = connect()
+    with pytest.raises(OSError):
+        drip(sock, 500)
+
+
+def test_a_body_that_drips_in_is_not_waited_for_longer(connect: Connect) -> None:
+    sock = connect()
+    sock.sendall(b"PUT /x HTTP/1.1\r\ncontent-length: 900\r\n\r\n")
+    with pytest.raises(OSError):
+        drip(sock, 500)
+
+
+def test_who_asks_again_in_time_stays(connect: Connect) -> None:
+    sock = connect()
+    for _ in range(5):
+        sock.sendall(b"GET /x HTTP/1.1\r\n\r\n")
+        assert sock.recv(1000).startswith(b"HTTP/1.1 200")
+        time.sleep(0.4)
+
+
+def test_one_connection_too_many_is_closed_and_the_others_go_on(connect: Connect) -> None:
+    socks = [connect() for _ in range(4)]
+    for sock in socks:
+        sock.sendall(b"GET /x HTTP/1.1\r\n\r\n")
+        assert sock.recv(1000).startswith(b"HTTP/1.1 200")
+    assert is_hung_up(connect())
+    socks[0].sendall(b"GET /x HTTP/1.1\r\n\r\n")
+    assert socks[0].recv(1000).startswith(b"HTTP/1.1 200")
+    socks[1].close()
+    for _ in range(100):
+        again = connect()
+        again.sendall(b"GET /x HTTP/1.1\r\n\r\n")
+        if not is_hung_up(again):
+            return
+        time.sleep(0.02)
+    pytest.fail("its place is not free again")
+
+
+def test_a_large_body_is_refused_by_its_head(connect: Connect) -> None:
+    sock = connect()
+    sock.sendall(b"PUT /x HTTP/1.1\r\ncontent-length: 2000\r\n\r\n")
+    assert sock.recv(1000).startswith(b"HTTP/1.1 401")
+    assert is_hung_up(sock)
+    sock = connect()
+    sock.sendall(b"PUT /x HTTP/1.1\r\ncontent-length: 900\r\n\r\n" + b"x" * 900)
+    assert sock.recv(2000).startswith(b"HTTP/1.1 200")
