@@ -6,10 +6,9 @@ Mutating calls carry a request id, so that one whose answer was lost is sent aga
 
 from __future__ import annotations
 
-import base64
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, NoReturn, Protocol, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -17,11 +16,11 @@ import msgspec
 
 from rljob.errors import SandboxError
 from rljob.http1 import Answer, HttpClient, HttpError, Transport
-from rljob.sandbox import ClaimAnswer, ExecResult
+from rljob.sandbox import BytesResult, ClaimAnswer, ExecResult
+from rljob.sandbox_shells import Shell, shell
+from rljob.sandbox_stream import GRACE_SECONDS, OutputStream, command_fields, exec_stream
 from rljob.sandbox_wire import FILE_ERRORS, encode, refusal_of
 
-GRACE_SECONDS = 15.0
-"""What an answer may take beyond the time the command itself was given."""
 CALL_SECONDS = 20.0
 """Deadline of every call that runs no command."""
 IDLE_SECONDS = 20.0
@@ -30,6 +29,7 @@ MAX_OUTPUT_BYTES = 4_000_000
 """Upper bound of `max_output_bytes`."""
 
 _T = TypeVar("_T")
+_Result = TypeVar("_Result", ExecResult, BytesResult)
 
 
 class Releases(Protocol):
@@ -91,29 +91,80 @@ class ClaimedSandbox:
         max_output_bytes: int = 1_000_000,
     ) -> ExecResult:
         """See `rljob.sandbox.Sandbox.exec`. `max_output_bytes` holds for stdout and stderr each."""
-        request: dict[str, Any] = {
-            "request_id": secrets.token_hex(8),
-            "command": command if isinstance(command, str) else list(command),
-            "timeout": timeout,
-            "max_output_bytes": min(max_output_bytes, MAX_OUTPUT_BYTES),
-        }
-        if cwd is not None:
-            request["cwd"] = cwd
-        if env:
-            request["env"] = dict(env)
-        if stdin:
-            request["stdin"] = base64.b64encode(stdin).decode()
+        answer = await self._exec(
+            command_fields(command, cwd, env, stdin, timeout), timeout, max_output_bytes
+        )
+        return self._checked(self._decode(answer, ExecResult))
+
+    async def exec_bytes(
+        self,
+        command: Sequence[str] | str,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        timeout: float = 60.0,
+        max_output_bytes: int = 1_000_000,
+    ) -> BytesResult:
+        """`exec` for output that is no text: stdout and stderr are the bytes that the command wrote."""
+        fields = command_fields(command, cwd, env, stdin, timeout) | {"encoding": "base64"}
+        answer = await self._exec(fields, timeout, max_output_bytes)
+        return self._checked(self._decode(answer, BytesResult))
+
+    def exec_stream(
+        self,
+        command: Sequence[str] | str,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        timeout: float = 60.0,
+        max_output_bytes: int = 100_000_000,
+    ) -> AbstractAsyncContextManager[OutputStream]:
+        """`exec` whose output is read as it comes, see `rljob.sandbox_stream`; leaving it early ends the command.
+
+        Who reads slowly slows the command down. `max_output_bytes` is at most 1 GiB here.
+        """
+        fields = command_fields(command, cwd, env, stdin, timeout)
+        return exec_stream(self, fields, timeout, max_output_bytes)
+
+    def shell(
+        self,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        pty: bool = False,
+        rows: int = 24,
+        columns: int = 80,
+    ) -> AbstractAsyncContextManager[Shell]:
+        """A shell that keeps its state from command to command; closed on exit. See `rljob.sandbox_shells`.
+
+        Args:
+            cwd: Where it begins; without it the workspace.
+            env: Beside the claim's.
+            pty: On a terminal without echo, for programs that want one; TERM is `dumb` unless `env` says otherwise.
+            rows: Of the terminal.
+            columns: Of the terminal.
+
+        Raises:
+            ChildProcessError: it does not start.
+            BlockingIOError: too many shells are open.
+        """
+        return shell(self, cwd=cwd, env=env, pty=pty, rows=rows, columns=columns)
+
+    async def _exec(self, fields: dict[str, Any], timeout: float, max_output_bytes: int) -> Answer:
         # A byte of output is at most six bytes of JSON.
-        answer = await self.call(
+        return await self.call(
             "POST",
             "/exec",
-            encode(request),
+            encode({**fields, "max_output_bytes": min(max_output_bytes, MAX_OUTPUT_BYTES)}),
             timeout=timeout + GRACE_SECONDS,
             max_body_bytes=12 * max_output_bytes + 65_536,
         )
-        result = self._decode(answer, ExecResult)
+
+    def _checked(self, result: _Result) -> _Result:
         if not 0 <= result.exit_code <= 255:
-            self._lose(f"nonsense: exit code {result.exit_code}")
+            self.lose(f"nonsense: exit code {result.exit_code}")
         return result
 
     async def read_file(self, path: str, *, max_bytes: int = 10_000_000) -> bytes:
@@ -123,7 +174,7 @@ class ClaimedSandbox:
         )
         answer = await self.call("GET", target, max_body_bytes=max_bytes + 65_536)
         if len(answer.body) > max_bytes:
-            self._lose(f"sent {len(answer.body)} bytes where at most {max_bytes} were asked for")
+            self.lose(f"sent {len(answer.body)} bytes where at most {max_bytes} were asked for")
         return answer.body
 
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
@@ -193,7 +244,7 @@ class ClaimedSandbox:
         except TimeoutError:
             self._lose_silent(method, target, timeout)
         except HttpError as error:
-            self._lose(str(error))
+            self.lose(str(error))
         if answer.status != 200:
             self._raise(answer)
         return answer
@@ -237,7 +288,7 @@ class ClaimedSandbox:
         except TimeoutError:
             self._lose_silent(method, target, timeout)
         except HttpError as error:
-            self._lose(str(error))
+            self.lose(str(error))
 
     def _check_held(self) -> None:
         if self._released:
@@ -247,7 +298,7 @@ class ClaimedSandbox:
         try:
             return msgspec.json.decode(answer.body, type=kind)
         except msgspec.MsgspecError as error:
-            self._lose(f"nonsense: {error}")
+            self.lose(f"nonsense: {error}")
 
     def _raise(self, answer: Answer) -> NoReturn:
         refusal = refusal_of(answer)
@@ -256,11 +307,12 @@ class ClaimedSandbox:
             raise kind(number, refusal.message)
         if refusal.error in ("too_large", "bad_request"):
             raise ValueError(refusal.message)
-        self._lose(f"{refusal.error}: {refusal.message} ({answer.status})")
+        self.lose(f"{refusal.error}: {refusal.message} ({answer.status})")
 
     def _lose_silent(self, method: str, target: str, seconds: float) -> NoReturn:
-        self._lose(f"no answer to {method} {target.partition('?')[0]} within {seconds:g} s")
+        self.lose(f"no answer to {method} {target.partition('?')[0]} within {seconds:g} s")
 
-    def _lose(self, reason: str) -> NoReturn:
+    def lose(self, reason: str) -> NoReturn:
+        """The sandbox has broken the protocol: raise that it is lost."""
         self.lost = True
         raise SandboxError(f"sandbox {self.id}: {reason}") from None

@@ -24,6 +24,17 @@ class ExecResult(msgspec.Struct, kw_only=True):
     seconds: float = 0.0
 
 
+class BytesResult(msgspec.Struct, kw_only=True):
+    """`ExecResult` with output as it was written."""
+
+    exit_code: int
+    stdout: bytes
+    stderr: bytes
+    timed_out: bool = False
+    truncated: bool = False
+    seconds: float = 0.0
+
+
 class ClaimAnswer(msgspec.Struct):
     """Broker → client: where the claimed sandbox is, and what opens it."""
 

@@ -49,8 +49,14 @@ FILE_ERRORS: dict[str, tuple[type[OSError], int]] = {
     "permission": (PermissionError, errno.EACCES),
     "no_space": (OSError, errno.ENOSPC),
     "os_error": (OSError, errno.EIO),
+    "busy": (BlockingIOError, errno.EAGAIN),
+    "no_shell": (ProcessLookupError, errno.ESRCH),
+    "no_shells": (OSError, errno.ENOSYS),
+    "shell_busy": (BlockingIOError, errno.EAGAIN),
+    "shell_ended": (BrokenPipeError, errno.EPIPE),
+    "shell_failed": (ChildProcessError, errno.ECHILD),
 }
-"""Refusals of the guest that are what the machine's own file calls would raise."""
+"""Refusals of the guest that are what the machine's own calls would raise; the sandbox is not lost with them."""
 
 
 def is_away(answer: Answer) -> bool:

@@ -62,7 +62,8 @@ class Guest:
         self.id = sandbox_id
         self.boot_nonce = secrets.token_hex(8)
         self.lock = Lock(tainted=tainted)
-        self.counts: dict[str, int] = dict.fromkeys(("claims", "execs", "timeouts", "resets"), 0)
+        counted = ("claims", "execs", "shells", "shell_commands", "timeouts", "resets")
+        self.counts: dict[str, int] = dict.fromkeys(counted, 0)
         self._key = key
         self._backend = backend
         self._memory = Memory()

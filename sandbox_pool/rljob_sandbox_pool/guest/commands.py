@@ -1,4 +1,4 @@
-"""Routes of commands.
+"""Routes of commands; those of shells are `shell_routes`.
 
     POST /exec    {request_id, command, cwd, env, stdin, timeout, max_output_bytes, stream, encoding}
 
@@ -12,14 +12,15 @@ import json
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from rljob_sandbox_pool.guest import checks
+from rljob_sandbox_pool.guest import checks, shell_routes
 from rljob_sandbox_pool.guest.claims import Claim
 from rljob_sandbox_pool.guest.routes import Guest, Reply, Routes
+from rljob_sandbox_pool.guest.shell_routes import ShellsBackend
 from rljob_sandbox_pool.guest.stream import Stream
 from rljob_sandbox_pool.guest.wire import RefusedError, Request, Response, answer
 
 
-class CommandsBackend(Protocol):
+class CommandsBackend(ShellsBackend, Protocol):
     """What runs commands."""
 
     def execute(
@@ -36,9 +37,9 @@ class CommandsBackend(Protocol):
 
 
 def routes(guest: Guest, backend: CommandsBackend) -> Routes:
-    """The routes of commands."""
+    """The routes of commands and of shells."""
     commands = _Commands(guest, backend)
-    return {("POST", "/exec"): commands.execute}
+    return {("POST", "/exec"): commands.execute, **shell_routes.routes(guest, backend)}
 
 
 class _Commands:

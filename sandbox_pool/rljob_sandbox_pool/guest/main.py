@@ -25,6 +25,7 @@ from rljob_sandbox_pool.guest.processes import Processes, Profile
 from rljob_sandbox_pool.guest.reset import Canary, Reset
 from rljob_sandbox_pool.guest.routes import admit
 from rljob_sandbox_pool.guest.server import Server
+from rljob_sandbox_pool.guest.shells import Shells
 from rljob_sandbox_pool.guest.stream import Stream
 from rljob_sandbox_pool.guest.writable import Writable
 
@@ -45,6 +46,7 @@ class SandboxBackend:
             user, config["rlimits"], config["env"], config["workspace"], shell, config["oom"]
         )
         self._processes = Processes(loop, profile)
+        self.shells = Shells(loop, self._processes.children)
         self._files = Files(user, config["workspace"])
         self._reset = Reset(
             user,
@@ -113,11 +115,12 @@ class SandboxBackend:
     def _clean(self) -> list[str]:
         if left := self._processes.kill_all():
             return [f"{len(left)} processes do not end"]
+        self.shells.clear()
         return self._reset.run()
 
     def is_busy(self) -> bool:
         """See `app.Backend`."""
-        return self._processes.is_busy()
+        return self._processes.is_busy() or self.shells.is_busy()
 
     def end_claim_at(self, when: Callable[[], float] | None) -> None:
         """See `app.Backend`: the sandbox ends with a claim that nobody released."""

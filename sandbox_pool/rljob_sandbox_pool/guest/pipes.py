@@ -91,6 +91,10 @@ class Outlet:
         self._loop, self._fd, self._take, self._ended = loop, fd, take, ended
         self.resume()
 
+    def foreground(self) -> int:
+        """Of a terminal: the process group that has it; 0: none. Raises OSError."""
+        return os.tcgetpgrp(self._fd)
+
     def pause(self) -> None:
         """Leave what comes where it is: whoever writes it has to wait."""
         if self._fd >= 0:

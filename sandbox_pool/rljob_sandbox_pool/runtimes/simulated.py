@@ -162,6 +162,8 @@ class _Shell:
 class SimulatedBackend:
     """See `guest.app.Backend`."""
 
+    shells = None
+
     def __init__(self, disk_bytes: int, expire: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._files = _Files(disk_bytes)

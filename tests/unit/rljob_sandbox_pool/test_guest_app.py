@@ -26,6 +26,8 @@ RESULT = {
 class Backend:
     """Commands end when the test says so; a reset finds what the test says."""
 
+    shells = None
+
     def __init__(self) -> None:
         self.clock = 100.0
         self.running: list[tuple[checks.Command, Callable[[dict[str, Any]], None]]] = []
