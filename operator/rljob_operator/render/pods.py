@@ -37,6 +37,7 @@ POD_SECURITY = {
     "fsGroupChangePolicy": "OnRootMismatch",
     "seccompProfile": {"type": "RuntimeDefault"},
 }
+POD_IP = "POD_IP"
 POD_INDEX, POD_INDEX_LABEL = "POD_INDEX", "apps.kubernetes.io/pod-index"
 
 
@@ -122,7 +123,15 @@ def environment(
     if numbered:
         first.append(_from_field(POD_INDEX, f"metadata.labels['{POD_INDEX_LABEL}']"))
         env["RLJOB_COMPONENT"] = f"{component.role}-$({POD_INDEX})"
+    if component.role == "worker" and _shows_gateway(context):
+        first.append(_from_field(POD_IP, "status.podIP"))
+        env["RLJOB_GATEWAY_URL"] = f"http://$({POD_IP}):{labels.GATEWAY_PORT}"
     return [*first, *({"name": name, "value": value} for name, value in env.items())]
+
+
+def _shows_gateway(context: Context) -> bool:
+    """Whether agents inside of sandboxes are told where the gateway is: loopback there is their own."""
+    return any(pool.egress == "gateway" for pool in context.job.spec.sandbox_pools)
 
 
 def pod_template(

@@ -191,6 +191,11 @@ def test_a_pool_reaches_what_it_asks_for_and_only_gateway_pools_reach_the_gatewa
     assert rule["ports"] == [{"port": labels.GATEWAY_PORT, "protocol": "TCP"}]
     assert rule["from"][0]["podSelector"]["matchExpressions"][0]["values"] == ["egress-agents"]
     assert "test-gateway" not in names(render(make_job()), "NetworkPolicy")
+    workload = child(objects, "StatefulSet", "egress-rollout")
+    assert env(workload, "worker")["RLJOB_GATEWAY_URL"] == "http://$(POD_IP):8001"
+    assert env(workload, "gateway")["RLJOB_GATEWAY_URL"] == "http://127.0.0.1:8001"
+    order = [item["name"] for item in container(workload, "worker")["env"]]
+    assert order.index("POD_IP") < order.index("RLJOB_GATEWAY_URL")
 
 
 def test_only_what_writes_artifacts_may_write_them() -> None:
