@@ -369,8 +369,8 @@ def _within(at: Place, wanted: Place) -> bool:
 def _selected(obj: Object, params: Mapping[str, str]) -> bool:
     labels: Mapping[str, str] = obj["metadata"].get("labels") or {}
     for term in filter(None, params.get("labelSelector", "").split(",")):
-        name, _, value = term.partition("=")
-        if labels.get(name) != value:
+        name, equals, value = term.partition("=")
+        if name not in labels or (equals and labels[name] != value):
             return False
     for term in filter(None, params.get("fieldSelector", "").split(",")):
         name, _, value = term.partition("=")

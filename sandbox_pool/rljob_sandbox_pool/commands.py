@@ -139,6 +139,9 @@ def execute(
         float, typer.Option("--timeout", help="Seconds; then it is killed: 124.")
     ] = 600.0,
     with_stdin: Annotated[bool, typer.Option("-i", "--stdin", help="Send it our stdin.")] = False,
+    on_terminal: Annotated[
+        bool, typer.Option("-t", "--tty", help="On a terminal: what is typed goes to it.")
+    ] = False,
     env: Env = None,
     cwd: Annotated[str | None, typer.Option("--cwd", help="Its folder (/workspace).")] = None,
     state: StateDir = None,
@@ -154,6 +157,7 @@ def execute(
         env=env or [],
         cwd=cwd,
         with_stdin=with_stdin,
+        on_terminal=on_terminal,
     )
     raise typer.Exit(code)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from rljob.claimed_sandbox import ClaimedSandbox
 from rljob.errors import UserError
 from rljob_sandbox_pool.cli.state import NAME, State
-from rljob_sandbox_pool.cli.where import call, connect
+from rljob_sandbox_pool.cli.where import attached, call
 
 
 def main(state: State, source: str, target: str) -> None:
@@ -21,16 +21,8 @@ def main(state: State, source: str, target: str) -> None:
     local = Path(target if here else source)
 
     async def work() -> None:
-        async with connect(stored.where) as client:
-            box = client.attach(stored.claim)
-            try:
-                await (_download(box, path, local) if here else _upload(box, local, path))
-            except OSError as error:
-                raise UserError(
-                    _where(error, f"{name}:{path}"), str(error.strerror), "see the path"
-                ) from None
-            finally:
-                await box.aclose()
+        async with attached(stored) as box:
+            await (_download(box, path, local) if here else _upload(box, local, path))
 
     call(work)
 
@@ -39,10 +31,6 @@ def _split(text: str) -> tuple[str, str] | None:
     """CLAIM:/path apart; None: a path of this machine, as everything with a slash before its colon is."""
     name, colon, path = text.partition(":")
     return (name, path or ".") if colon and NAME.fullmatch(name) else None
-
-
-def _where(error: OSError, fallback: str) -> str:
-    return str(error.filename or fallback)
 
 
 async def _upload(box: ClaimedSandbox, local: Path, remote: str) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rljob.kube.resources import Resource
 
 _OWNERS = ("SandboxPool", "RLJob")
-_COMPONENTS = "sandbox, claims, pre-pull"
+_COMPONENTS = ("sandbox", "claims", "pre-pull")
 
 
 def main(state: State, namespace: str | None, *, dry_run: bool) -> None:
@@ -37,7 +37,7 @@ def main(state: State, namespace: str | None, *, dry_run: bool) -> None:
 
         kube = KubeClient(config.load(), user_agent="rljob")
         try:
-            await _in_cluster(kube, namespace, dry_run=dry_run)
+            await in_cluster(kube, namespace, dry_run=dry_run)
         finally:
             await kube.aclose()
 
@@ -65,15 +65,19 @@ def _local(state: State, *, dry_run: bool) -> None:
 # ── in a cluster ──
 
 
-async def _in_cluster(kube: KubeClient, namespace: str, *, dry_run: bool) -> None:
+async def in_cluster(kube: KubeClient, namespace: str, *, dry_run: bool) -> None:
+    """What is left of pools of a namespace. Raises KubeError."""
     from rljob import labels
     from rljob.kube.resources import by_kind
 
-    selector = f"{labels.POOL},{labels.COMPONENT} in ({_COMPONENTS})"
     found: list[tuple[Resource, dict[str, Any]]] = []
     for kind in ("Pod", "NetworkPolicy", "Secret", "DaemonSet"):
-        objects, _ = await kube.list(by_kind(kind), namespace, label_selector=selector)
-        found += [(by_kind(kind), each) for each in objects]
+        objects, _ = await kube.list(by_kind(kind), namespace, label_selector=labels.POOL)
+        found += [
+            (by_kind(kind), each)
+            for each in objects
+            if each["metadata"]["labels"].get(labels.COMPONENT) in _COMPONENTS
+        ]
     # After the others: whose owner is not there now is not about to get it.
     alive: set[str] = set()
     for kind in _OWNERS:

@@ -17,10 +17,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
+from rljob.claimed_sandbox import ClaimedSandbox
 from rljob.errors import InfraError, MachineError, UserError
 from rljob.http1 import HttpClient, HttpError, Transport
 from rljob.sandbox_client import TOKEN_ENV, SandboxClient
-from rljob_sandbox_pool.cli.state import State, Where
+from rljob_sandbox_pool.cli.state import State, StoredClaim, Where
 
 URL_ENV = "RLJOB_SANDBOX_URL"
 SERVICE, PORT = "rljob-sandbox-pool", "broker"
@@ -92,6 +93,23 @@ async def connect(where: Where) -> AsyncIterator[SandboxClient]:
         yield client
     finally:
         await client.aclose()
+
+
+@asynccontextmanager
+async def attached(stored: StoredClaim) -> AsyncIterator[ClaimedSandbox]:
+    """The sandbox of a claim that was written down; it stays claimed. Raises UserError for what it refuses."""
+    async with connect(stored.where) as client:
+        box = client.attach(stored.claim)
+        try:
+            yield box
+        except (OSError, ValueError) as error:
+            if isinstance(error, BrokenPipeError):  # who reads our output has seen enough
+                raise
+            where = str(getattr(error, "filename", None) or f"sandbox {box.id}")
+            words = str(getattr(error, "strerror", None) or error)
+            raise UserError(where, words, "see the path and its permissions") from None
+        finally:
+            await box.aclose()
 
 
 async def _service(where: Where) -> Transport:

@@ -1,5 +1,6 @@
 """`rljob sandbox`: whatever is wrong is one line with where, what and what to do, and exit code 2; nothing is left."""
 
+import base64
 import fcntl
 import os
 import stat
@@ -12,11 +13,16 @@ import msgspec
 import pytest
 import structlog
 
-from rljob import sandbox_client
+from rljob import labels, sandbox_client
 from rljob.cli.main import main
 from rljob.errors import MachineError
+from rljob.kube.config import KubeConfig
+from rljob.kube.resources import Object, by_kind
 from rljob.sandbox import ClaimAnswer
+from rljob.testing.kube import FakeKube
+from rljob_sandbox_pool.cli.reap import in_cluster
 from rljob_sandbox_pool.cli.state import Served, State, StoredClaim, Where
+from rljob_sandbox_pool.cli.where import Options, connect
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -234,3 +240,87 @@ def test_exec_needs_the_modules_of_no_manager() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# ── a cluster ──
+
+
+def api(kind: str, name: str, uid: str, *owners: tuple[str, str], pool: str = "swe") -> Object:
+    """An object of the namespace `team` that carries a pool's label."""
+    resource = by_kind(kind)
+    component = {"Secret": "claims", "DaemonSet": "pre-pull"}.get(kind, "sandbox")
+    references = [{"kind": owner, "name": "x", "uid": of} for owner, of in owners]
+    return {
+        "apiVersion": resource.api_version,
+        "kind": kind,
+        "metadata": {
+            "name": name,
+            "namespace": "team",
+            "uid": uid,
+            "labels": {labels.POOL: pool, labels.COMPONENT: component},
+            "ownerReferences": references,
+        },
+    }
+
+
+ALIVE = ("SandboxPool", "pool-uid")
+GONE = ("SandboxPool", "gone-uid")
+
+
+async def test_reap_in_a_cluster_takes_what_no_living_pool_or_job_owns(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fake = FakeKube()
+    pool = api("SandboxPool", "swe", "pool-uid")
+    for obj in (
+        {**pool, "metadata": {**pool["metadata"], "labels": {}}},
+        api("Pod", "of-a-living-pool", "1", ALIVE),
+        api("Pod", "of-a-pool-that-is-gone", "2", GONE),
+        api("Pod", "of-nobody", "3"),
+        api("Pod", "of-another-object", "4", ("DaemonSet", "any")),
+        api("Pod", "of-a-pool-of-the-same-name", "5", ("SandboxPool", "older-uid")),
+        api("NetworkPolicy", "gone", "6", GONE),
+        api("NetworkPolicy", "alive", "7", ALIVE),
+        api("Secret", "gone-claims", "8", GONE),
+        api("Secret", "swe-claims", "9", ALIVE),
+    ):
+        fake.put(obj)
+    orphans = [
+        "Pod team/of-a-pool-of-the-same-name",
+        "Pod team/of-a-pool-that-is-gone",
+        "Pod team/of-nobody",
+        "NetworkPolicy team/gone",
+        "Secret team/gone-claims",
+    ]
+    kube = fake.client()
+    await in_cluster(kube, "team", dry_run=True)
+    assert capsys.readouterr().out.splitlines() == [f"{each} would be removed" for each in orphans]
+    assert fake.writes == []
+    await in_cluster(kube, "team", dry_run=False)
+    assert capsys.readouterr().out.splitlines() == [f"{each} removed" for each in orphans]
+    assert len(fake.writes) == len(orphans)
+    await in_cluster(kube, "team", dry_run=False)
+    assert capsys.readouterr().out == ""
+    await kube.aclose()
+
+
+@pytest.mark.parametrize(
+    ("options", "secret"), [({"job": "j"}, "j-secrets"), ({"pool": "swe"}, "swe-claims")]
+)
+async def test_in_a_cluster_the_token_comes_from_the_secret_of_job_or_pool(
+    state: State, options: dict[str, str], secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeKube()
+    data = {"token": base64.b64encode(b"the token").decode()}
+    fake.put({**api("Secret", secret, "1"), "data": data})
+    config = KubeConfig("http://fake")
+    monkeypatch.setattr("rljob.kube.config.load", lambda: config)
+    monkeypatch.setattr("rljob.kube.client.KubeClient", lambda config, user_agent: fake.client())
+    where = Options(state, namespace="team", **options).where()
+    assert where == Where(namespace="team", secret=secret, operator_namespace="rljob-system")
+    async with connect(where) as client:
+        assert client is not None
+    fake.put({**api("Secret", secret, "1"), "data": {}})
+    with pytest.raises(MachineError, match=f"Secret team/{secret} holds no token"):
+        async with connect(where):
+            pass
