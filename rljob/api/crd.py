@@ -45,6 +45,7 @@ _POOL_COLUMNS: Final[tuple[_Column, ...]] = (
     ("Claimed", "integer", ".status.claimed", 0),
     ("Starting", "integer", ".status.starting", 0),
     ("Resetting", "integer", ".status.resetting", 0),
+    ("Quarantined", "integer", ".status.quarantined", 1),
     ("Max", "integer", ".spec.max", 0),
     ("Message", "string", '.status.conditions[?(@.type=="Ready")].message', 1),
     ("Age", "date", ".metadata.creationTimestamp", 0),

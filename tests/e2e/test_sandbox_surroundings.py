@@ -100,7 +100,7 @@ async def test_only_a_gateway_pool_reaches_the_gateways_and_nothing_else(
     job = make_job("open", trainer__steps=500, sandboxPools=own).apply()
     job.until("it trains", lambda: job.step >= 1, 240)
     async with (
-        pools.client("open") as client,
+        pools.client("open", relayed=True) as client,
         client.claim("shells", timeout=CLAIM_SECONDS) as box,
     ):
         (worker,) = job.pods("rollout")
