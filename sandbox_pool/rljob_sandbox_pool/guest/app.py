@@ -17,13 +17,13 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections.abc import Callable
-from errno import EDQUOT, ELOOP, ENOSPC, EROFS
 from typing import Any, Protocol
 
 from rljob_sandbox_pool.guest import checks, commands, transfers
 from rljob_sandbox_pool.guest.claims import Claim, Lock, State, proof
 from rljob_sandbox_pool.guest.commands import CommandsBackend
 from rljob_sandbox_pool.guest.memory import Memory
+from rljob_sandbox_pool.guest.os_errors import refusal_of
 from rljob_sandbox_pool.guest.routes import Reply, Routes, find
 from rljob_sandbox_pool.guest.transfers import FilesBackend
 from rljob_sandbox_pool.guest.wire import RefusedError, Request, Response, answer
@@ -90,7 +90,7 @@ class Guest:
         except RefusedError as refusal:
             reply(refusal.response())
         except OSError as error:
-            reply(_os_refusal(error).response())
+            reply(refusal_of(error).response())
 
     def _is_pool(self, request: Request) -> bool:
         given = request.headers.get("x-rljob-pool", "")
@@ -186,7 +186,7 @@ class Guest:
         except RefusedError as refusal:
             self._memory.finish(request_id, refusal.response())
         except OSError as error:
-            self._memory.finish(request_id, _os_refusal(error).response())
+            self._memory.finish(request_id, refusal_of(error).response())
 
     def _health(self, request: Request, reply: Reply) -> None:
         if "x-rljob-claim" in request.headers:
@@ -213,24 +213,3 @@ class Guest:
     def _metrics(self, request: Request, reply: Reply) -> None:
         lines = [f"rljob_guest_{name}_total {count}\n" for name, count in self.counts.items()]
         reply(Response(200, "".join(lines).encode(), "text/plain; version=0.0.4"))
-
-
-_OS_ERRORS: list[tuple[type[OSError], int, str]] = [
-    (FileNotFoundError, 404, "not_found"),
-    (IsADirectoryError, 409, "is_directory"),
-    (NotADirectoryError, 409, "not_directory"),
-    (PermissionError, 403, "permission"),
-]
-
-
-def _os_refusal(error: OSError) -> RefusedError:
-    name = error.filename if isinstance(error.filename, str) else ""
-    message = f"{error.strerror or error}: {name}"[:1000]
-    for kind, status, word in _OS_ERRORS:
-        if isinstance(error, kind):
-            return RefusedError(status, word, message)
-    if error.errno in (ENOSPC, EDQUOT):
-        return RefusedError(507, "no_space", message)
-    if error.errno in (EROFS, ELOOP):
-        return RefusedError(403, "permission", message)
-    return RefusedError(409, "os_error", message)

@@ -22,6 +22,7 @@ MAX_TTL_SECONDS = 7 * 86_400.0
 MAX_ENV_CHARACTERS = 65_536
 MAX_COMMAND_CHARACTERS = 1_000_000
 MAX_PATH_CHARACTERS = 4096
+_MAX_TIME_NS = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,11 @@ class NewFile:
     path: str
     mode: int
     data: bytes
+    append: bool = False
+    """Behind what is there, instead of in its place."""
+    final: str = ""
+    """Where the file goes when the data is appended; empty: it stays."""
+    mtime_ns: int | None = None
 
 
 def bad(message: str) -> RefusedError:
@@ -165,7 +171,11 @@ def new_files(request: dict[str, Any], data: memoryview) -> list[NewFile]:
         if size < 0 or size > len(data):
             raise bad("the files' sizes do not fit the body")
         mode = int(number(head, "mode", 0o644, 0, 0o777))
-        files.append(NewFile(path(head), mode, bytes(data[:size])))
+        final = text(head, "final", "", MAX_PATH_CHARACTERS)
+        mtime = head.get("mtime_ns")
+        mtime_ns = int(mtime) if isinstance(mtime, int) and 0 <= mtime < _MAX_TIME_NS else None
+        append = head.get("append") is True
+        files.append(NewFile(path(head), mode, bytes(data[:size]), append, final, mtime_ns))
         data = data[size:]
     if data:
         raise bad("the files' sizes do not fit the body")

@@ -8,8 +8,11 @@ import secrets
 import stat
 
 from rljob_sandbox_pool.guest.checks import MAX_FILE_BYTES, NewFile
+from rljob_sandbox_pool.guest.folders import named
 from rljob_sandbox_pool.guest.system import User
 from rljob_sandbox_pool.guest.wire import RefusedError
+
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 
 
 class Files:
@@ -20,8 +23,8 @@ class Files:
         # What /proc/self shows is this process, whose memory holds the key: nothing there is a file to read.
         self._forbidden_device = os.stat("/proc").st_dev
 
-    def read(self, path: str, max_bytes: int) -> bytes:
-        """The content of a regular file. Raises OSError, RefusedError."""
+    def read(self, path: str, max_bytes: int, offset: int | None = None) -> bytes:
+        """The content of a regular file; with an offset what is there of it. Raises OSError, RefusedError."""
         with self._user.borrowed():
             # Non-blocking, so that a pipe put in the file's place does not stop the guest.
             fd = os.open(self._full(path), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
@@ -32,7 +35,9 @@ class Files:
             if not stat.S_ISREG(info.st_mode) or info.st_dev == self._forbidden_device:
                 raise PermissionError(errno.EACCES, "not a regular file", path)
             limit = min(max_bytes, MAX_FILE_BYTES)
-            if info.st_size > limit:
+            if offset is not None:
+                os.lseek(fd, offset, os.SEEK_SET)
+            elif info.st_size > limit:
                 raise RefusedError(
                     413, "too_large", f"{path[:500]} holds {info.st_size} bytes, more than {limit}"
                 )
@@ -57,6 +62,9 @@ class Files:
                 self._write(folder, name, file)
 
     def _write(self, folder: str, name: str, file: NewFile) -> None:
+        if file.append:
+            self._append(folder, name, file)
+            return
         temporary = f".rljob-{secrets.token_hex(6)}"
         at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -65,7 +73,7 @@ class Files:
             )
             try:
                 _write_all(fd, file.data)
-                os.fchmod(fd, file.mode)
+                _give_facts(fd, file)
                 os.rename(temporary, name, src_dir_fd=at, dst_dir_fd=at)
             except OSError as error:
                 os.unlink(temporary, dir_fd=at)
@@ -75,8 +83,36 @@ class Files:
         finally:
             os.close(at)
 
+    def _append(self, folder: str, name: str, file: NewFile) -> None:
+        """All of the data or nothing of it. A link in its place is not followed."""
+        at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fd = os.open(name, _APPEND, 0o600, dir_fd=at)
+            try:
+                info = os.fstat(fd)
+                if not stat.S_ISREG(info.st_mode) or info.st_dev == self._forbidden_device:
+                    raise PermissionError(errno.EACCES, "not a regular file", file.path)
+                try:
+                    _write_all(fd, file.data)
+                except OSError as error:
+                    os.ftruncate(fd, info.st_size)
+                    raise named(error, file.path) from None
+                _give_facts(fd, file)
+                if file.final:
+                    os.rename(name, self._full(file.final), src_dir_fd=at)
+            finally:
+                os.close(fd)
+        finally:
+            os.close(at)
+
     def _full(self, path: str) -> str:
         return os.path.join(self._workspace, path)
+
+
+def _give_facts(fd: int, file: NewFile) -> None:
+    os.fchmod(fd, file.mode)
+    if file.mtime_ns is not None:
+        os.utime(fd, ns=(file.mtime_ns, file.mtime_ns))
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from rljob_sandbox_pool.guest import checks, seccomp, system
 from rljob_sandbox_pool.guest.app import Guest
+from rljob_sandbox_pool.guest.archives import Archives
 from rljob_sandbox_pool.guest.files import Files
 from rljob_sandbox_pool.guest.folders import TooLargeError
 from rljob_sandbox_pool.guest.loop import Loop, Timer
@@ -27,6 +28,7 @@ from rljob_sandbox_pool.guest.routes import admit
 from rljob_sandbox_pool.guest.server import Server
 from rljob_sandbox_pool.guest.shells import Shells
 from rljob_sandbox_pool.guest.stream import Stream
+from rljob_sandbox_pool.guest.tunnels import Tunnels
 from rljob_sandbox_pool.guest.writable import Writable
 
 EXIT_EXPIRED = 3
@@ -48,6 +50,8 @@ class SandboxBackend:
         self._processes = Processes(loop, profile)
         self.shells = Shells(loop, self._processes.children)
         self._files = Files(user, config["workspace"])
+        self.archives = Archives(loop, user, config["workspace"])
+        self.tunnels = Tunnels(loop)
         self._reset = Reset(
             user,
             config["folders"],
@@ -72,9 +76,9 @@ class SandboxBackend:
         """See `app.Backend`."""
         self._processes.start(command, done, stream)
 
-    def read_file(self, path: str, max_bytes: int) -> bytes:
+    def read_file(self, path: str, max_bytes: int, offset: int | None) -> bytes:
         """See `app.Backend`."""
-        return self._files.read(path, max_bytes)
+        return self._files.read(path, max_bytes, offset)
 
     def write_file(self, file: checks.NewFile) -> None:
         """See `app.Backend`."""
@@ -115,6 +119,8 @@ class SandboxBackend:
     def _clean(self) -> list[str]:
         if left := self._processes.kill_all():
             return [f"{len(left)} processes do not end"]
+        self.archives.cancel()
+        self.tunnels.close()
         self.shells.clear()
         return self._reset.run()
 
@@ -128,7 +134,9 @@ class SandboxBackend:
             self._expiry.cancel()
             self._expiry = None
         self._end = when
-        if when is not None:
+        if when is None:
+            self.tunnels.close()
+        else:
             self._expiry = self._loop.call_at(when(), self._expire)
 
     def _expire(self) -> None:

@@ -27,6 +27,10 @@ class Guest(Protocol):
         """The claim that the request holds. Raises RefusedError."""
         ...
 
+    def touch(self) -> None:
+        """The claim is used."""
+        ...
+
     def holds(self, claim: Claim) -> bool:
         """Whether that claim still holds the sandbox."""
         ...

@@ -163,6 +163,8 @@ class SimulatedBackend:
     """See `guest.app.Backend`."""
 
     shells = None
+    archives = None
+    tunnels = None
 
     def __init__(self, disk_bytes: int, expire: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -214,9 +216,11 @@ class SimulatedBackend:
                 stream.push(piece(name, output))
         done(result)
 
-    def read_file(self, path: str, max_bytes: int) -> bytes:
+    def read_file(self, path: str, max_bytes: int, offset: int | None) -> bytes:
         """See `guest.app.Backend`."""
         data = self._files.read(path)
+        if offset is not None:
+            return data[offset : offset + max_bytes]
         if len(data) > max_bytes:
             raise RefusedError(
                 413, "too_large", f"{path[:500]} holds {len(data)} bytes, more than {max_bytes}"

@@ -27,11 +27,14 @@ class Backend:
     """Commands end when the test says so; a reset finds what the test says."""
 
     shells = None
+    archives = None
+    tunnels = None
 
     def __init__(self) -> None:
         self.clock = 100.0
         self.running: list[tuple[checks.Command, Callable[[dict[str, Any]], None]]] = []
         self.files: dict[str, bytes] = {}
+        self.written: list[checks.NewFile] = []
         self.evidence: list[str] = []
         self.num_resets = 0
         self._when: Callable[[], float] | None = None
@@ -45,12 +48,13 @@ class Backend:
     def execute(self, command: checks.Command, done: Callable[[dict[str, Any]], None]) -> None:
         self.running.append((command, done))
 
-    def read_file(self, path: str, max_bytes: int) -> bytes:
-        return self.files[path][:max_bytes]
+    def read_file(self, path: str, max_bytes: int, offset: int | None) -> bytes:
+        return self.files[path][offset or 0 :][:max_bytes]
 
     def write_file(self, file: checks.NewFile) -> None:
         if self.fault:
             raise self.fault
+        self.written.append(file)
         self.files[file.path] = file.data
 
     def reset(self, done: Callable[[list[str]], None]) -> None:
@@ -393,3 +397,28 @@ def test_a_quarantined_guest_tells_the_pool_why_and_answers_nothing_else(claimed
         assert claimed.status(*call, {}, claimed.owner()) == 409
     assert claimed.claim("c2") == 409
     assert claimed.backend.ends_at is None
+
+
+def test_a_part_of_a_file_is_read_by_its_offset(claimed: Box) -> None:
+    claimed.backend.files["x"] = b"0123456789"
+    query = {"path": "x", "offset": "4", "max_bytes": "3"}
+    (reply,) = claimed.call("GET", "/files", headers=claimed.owner(), **query)
+    assert reply.body == b"456"
+
+
+def test_parts_of_a_file_are_told_apart_from_whole_ones(claimed: Box) -> None:
+    head = {"path": "p", "bytes": 1, "append": True, "final": "f", "mtime_ns": 5}
+    files = [head, {"path": "q", "bytes": 1, "mtime_ns": -1, "append": "yes"}]
+    body = json.dumps({"request_id": "r", "files": files}).encode() + b"\nab"
+    assert claimed.status("PUT", "/files", body, claimed.owner()) == 200
+    assert claimed.backend.written == [
+        checks.NewFile("p", 0o644, b"a", append=True, final="f", mtime_ns=5),
+        checks.NewFile("q", 0o644, b"b"),
+    ]
+
+
+@pytest.mark.parametrize("call", [("GET", "/archive"), ("PUT", "/archive"), ("POST", "/tunnel")])
+def test_what_a_kind_of_sandbox_has_not_is_said(claimed: Box, call: tuple[str, str]) -> None:
+    (reply,) = claimed.call(*call, {}, claimed.owner(), path="x")
+    assert (reply.status, json.loads(reply.body)["error"]) == (501, "not_here")
+    assert claimed.status(*call, {}, path="x") == 409
