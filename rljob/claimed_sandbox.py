@@ -19,7 +19,7 @@ from rljob.http1 import Answer, HttpClient, HttpError, Transport
 from rljob.sandbox import BytesResult, ClaimAnswer, ExecResult
 from rljob.sandbox_shells import Shell, shell
 from rljob.sandbox_stream import GRACE_SECONDS, OutputStream, command_fields, exec_stream
-from rljob.sandbox_wire import FILE_ERRORS, encode, refusal_of
+from rljob.sandbox_wire import BAD_REQUESTS, FILE_ERRORS, encode, refusal_of
 
 CALL_SECONDS = 20.0
 """Deadline of every call that runs no command."""
@@ -305,7 +305,7 @@ class ClaimedSandbox:
         if refusal.error in FILE_ERRORS:
             kind, number = FILE_ERRORS[refusal.error]
             raise kind(number, refusal.message)
-        if refusal.error in ("too_large", "bad_request"):
+        if refusal.error in BAD_REQUESTS:
             raise ValueError(refusal.message)
         self.lose(f"{refusal.error}: {refusal.message} ({answer.status})")
 

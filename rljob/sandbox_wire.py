@@ -59,6 +59,10 @@ FILE_ERRORS: dict[str, tuple[type[OSError], int]] = {
 """Refusals of the guest that are what the machine's own calls would raise; the sandbox is not lost with them."""
 
 
+BAD_REQUESTS = frozenset({"too_large", "bad_request", "escapes", "not_here"})
+"""Refusals of the guest that say what is wrong with the call."""
+
+
 def is_away(answer: Answer) -> bool:
     """Time may cure it."""
     return answer.status in (0, 429) or answer.status >= 500

@@ -19,7 +19,7 @@ MAX_BODY_BYTES = 33 * 1024 * 1024
 MAX_STREAM_BYTES = 2**40
 """A stream ends with its command; the client has its own bound."""
 GRACE_SECONDS = 5.0
-_PASSED_ON = ("content-type", "content-length", "retry-after")
+_PASSED_ON = ("content-type", "content-length", "retry-after", "x-rljob-kind", "x-rljob-next")
 
 
 async def relay(
