@@ -49,7 +49,7 @@ class LocalPool(NamedTuple):
 
     def guests(self) -> list[int]:
         """The pids of the guests of its sandboxes."""
-        return [guest for bwrap in _children(self.pid) for guest in _children(bwrap)]
+        return [guest for bwrap in children_of(self.pid) for guest in children_of(bwrap)]
 
 
 def sum_of(text: str, name: str, labels: Mapping[str, str]) -> float:
@@ -152,7 +152,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _children(pid: int) -> list[int]:
+def children_of(pid: int) -> list[int]:
+    """Processes that another has started and not yet waited for."""
     try:
         text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     except OSError:  # it has ended

@@ -59,23 +59,24 @@ def test_recycling_by_reset_starts_as_many_sandboxes_as_work_at_once() -> None:
 def test_the_soak_reads_broker_and_guests_at_each_quarter() -> None:
     figures = short("soak")
     assert figures.pop(("soak_sandboxes_replaced", "sandboxes"))["value"] == 0
-    assert len(figures) == 12
+    assert figures.pop(("soak_guest_children_execs", "at a quarter"))["value"] == 0
+    assert len(figures) == 14
     assert all(line["value"] > 1 < line["comparator_value"] for line in figures.values())
-    assert all(
-        figures[f"soak_{who}_descriptors_end", "at a quarter"]["holds"]
-        for who in ("broker", "guest")
-    )
+    for name in ("broker_descriptors_end", "guest_descriptors_end", "guest_descriptors_execs"):
+        assert figures[f"soak_{name}", "at a quarter"]["holds"], name
 
 
 def test_a_soak_that_leaks_misses_its_goals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT))
-    from benchmarks.soak import Reading, compare
+    from benchmarks.soak import Reading, compare, compare_execs
 
-    flat, leaks = Reading(50.0, 16, 20.0, 8), Reading(60.0, 17, 20.0, 8)
+    flat, leaks = Reading(50.0, 16, 20.0, 8, 0), Reading(60.0, 17, 20.0, 8, 1)
     held = {figure.name: figure.holds for figure in compare([flat, flat, flat, leaks])}
     assert (held["soak_broker_rss_end"], held["soak_broker_descriptors_end"]) == (False, False)
     assert (held["soak_guest_rss_end"], held["soak_guest_descriptors_end"]) == (True, True)
     assert held["soak_broker_rss_half"] is None
+    held = {figure.name: figure.holds for figure in compare_execs(flat, leaks)}
+    assert (held["soak_guest_rss_execs"], held["soak_guest_children_execs"]) == (True, False)
 
 
 def test_the_local_pool_reads_its_metrics_by_label(monkeypatch: pytest.MonkeyPatch) -> None:
