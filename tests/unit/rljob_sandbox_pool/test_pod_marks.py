@@ -6,6 +6,8 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rljob import labels
 from rljob.kube.resources import Object
@@ -175,6 +177,43 @@ async def test_a_quarantined_sandbox_shows_its_evidence_and_is_told_on_its_pool(
     marks.note(OWNER, member("a", MemberState.QUARANTINED, job="ns/j", evidence=evidence))
     await run(marks, clock, 5.0)
     assert len(fake.all("Event")) == 1
+
+
+NOTES = st.tuples(
+    st.sampled_from(["a", "b", "c"]),
+    st.sampled_from(["READY", "CLAIMED", "RESETTING", "QUARANTINED", "gone"]),
+    st.sampled_from([0.0, 0.5, 2.5]),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(NOTES, max_size=25))
+def test_in_the_end_every_pod_that_is_left_shows_what_it_is(
+    notes: list[tuple[str, str, float]],
+) -> None:
+    asyncio.run(end_up(notes))
+
+
+async def end_up(notes: list[tuple[str, str, float]]) -> None:
+    fake, clock = FakeKube(), Clock()
+    client = fake.client()
+    marks, last = PodMarks(client, clock), {name: Marks(state="starting") for name in "abc"}
+    for name in last:
+        marks.seen(pod(fake, name))
+    for name, state, pause in notes:
+        if name in last and state == "gone":
+            marks.forget(fake.get("Pod", name) or {})
+            fake.remove("Pod", name)
+            del last[name]
+        elif name in last:
+            held = member(name, MemberState[state], job="ns/j", claim_id=str(pause))
+            marks.note(OWNER, held)
+            last[name] = marks_of(held)
+        await run(marks, clock, pause)
+    await run(marks, clock, 20.0)
+    assert {name: shown(fake, name) for name in last} == last
+    assert len(patches(fake)) <= len(notes)
+    await client.aclose()
 
 
 @pytest.mark.parametrize(
