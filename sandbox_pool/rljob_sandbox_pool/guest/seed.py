@@ -43,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _copy(path: str, to: str, max_bytes: int) -> str:
     """What went wrong; empty: nothing."""
+    if (real := os.path.realpath(path)) != path:
+        return f"a link leads from there to {real}, where the sandbox would not see the copy; name {real}"
     copy = Copy(max_bytes)
     try:
         os.mkdir(to, 0o755)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -135,6 +136,8 @@ def seed_path(number: int) -> str:
 
 def check_writable_path(path: str) -> None:
     """What the pool's own checks cannot know of. Raises SandboxError."""
+    if (real := os.path.realpath(path)) != path:
+        raise SandboxError(f"writablePaths: {path} leads to {real} on this machine; name {real}")
     covered = [each for each in _NEEDED if f"{each}/".startswith(f"{path}/")]
     if covered or f"{path}/".startswith(f"{sys.base_prefix}/"):
         raise SandboxError(

@@ -111,6 +111,8 @@ def test_what_cannot_be_read_is_left_out(
         (["--max-mib=0", "SEED", "TARGET", "IMAGE"], "more than 0 MiB"),
         (["SEED", "TARGET", "IMAGE/file"], "Not a directory"),
         (["SEED/none", "TARGET", "IMAGE"], "No such file"),
+        (["SEED", "TARGET", "IMAGE/around"], "a link leads from there"),
+        (["SEED", "TARGET", "IMAGE/around/deep"], "a link leads from there"),
     ],
 )
 def test_a_failure_is_one_line(
@@ -120,6 +122,7 @@ def test_a_failure_is_one_line(
     copies: tuple[Path, Path],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    (image / "around").symlink_to(image)
     names = {"SEED": str(copies[0]), "TARGET": str(copies[1]), "IMAGE": str(image)}
     for name, path in names.items():
         argv = [word.replace(name, path) for word in argv]
