@@ -174,7 +174,7 @@ class Member:
         except TimeoutError:
             words = f"sandbox {self.id}: its reset took more than {RESET_SECONDS:g} s"
             raise SandboxError(words) from None
-        heard = await self._challenge(0.0)
+        heard = await self._challenge(CALL_SECONDS)
         if (heard.state, heard.boot_nonce) != ("warm", self.boot_nonce):
             words = f"sandbox {self.id}: after its reset its guest calls itself {heard.state[:20]}"
             raise UncleanError(words)
