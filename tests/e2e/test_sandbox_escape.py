@@ -22,10 +22,12 @@ METADATA_PORT = 80
 API_SERVER_PORT = 6443
 KUBELET_PORT = 10250
 _METADATA_SERVER = (
-    "import http.server; "
-    f"http.server.HTTPServer(('{METADATA}', {METADATA_PORT}), "
-    "http.server.BaseHTTPRequestHandler).serve_forever()"
+    "import http.server, sys, threading; "
+    f"server = http.server.HTTPServer(('{METADATA}', {METADATA_PORT}), "
+    "http.server.BaseHTTPRequestHandler); "
+    "threading.Thread(target=server.serve_forever, daemon=True).start(); sys.stdin.read()"
 )
+"""Until its standard input ends: a signal would end nsenter alone, which is not the server."""
 Address = tuple[str, int]
 
 
@@ -35,12 +37,11 @@ def metadata_server(cluster: Cluster) -> Iterator[Address]:
     added = script("in", "ip", "address", "add", f"{METADATA}/32", "dev", "lo")
     assert added.returncode == 0, added.stderr
     argv = [sys.executable, str(SCRIPT), "in", sys.executable, "-c", _METADATA_SERVER]
-    server = subprocess.Popen(argv)
+    server = subprocess.Popen(argv, stdin=subprocess.PIPE)
     try:
         yield METADATA, METADATA_PORT
     finally:
-        server.kill()
-        server.wait()
+        server.communicate(timeout=20)
         script("in", "ip", "address", "del", f"{METADATA}/32", "dev", "lo")
 
 
@@ -71,7 +72,7 @@ def addresses(cluster: Cluster, pools: Pools, job: ClusterJob, own: str) -> dict
     }
     found |= {name: (worker["status"]["podIP"], port) for name, port in ports.items()}
     for pod in cluster.list("Pod", pools.namespace, SANDBOXES):
-        if pod["metadata"]["name"] != own:
+        if pod["metadata"]["name"] != own and "podIP" in pod["status"]:
             found[f"sandbox {pod['metadata']['name']}"] = (
                 pod["status"]["podIP"],
                 labels.GUEST_PORT,
@@ -111,7 +112,7 @@ async def test_nothing_in_the_cluster_answers_a_sandbox(
     job = make_job("escape", trainer__steps=500, sandboxPools=own).apply()
     job.until("it trains", lambda: job.step >= 1, 240)
     async with (
-        pools.client("escape") as client,
+        pools.client("escape", relayed=True) as client,
         client.claim("shells", timeout=CLAIM_SECONDS) as box,
     ):
         targets = addresses(cluster, pools, job, box.id) | {"metadata": metadata_server}

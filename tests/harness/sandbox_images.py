@@ -51,7 +51,7 @@ def _distroless(root: Path) -> None:
     made.mkdir()
     _debian(made, "busybox-static")
     (root / "app").mkdir()
-    shutil.copy2(made / "bin" / "busybox", root / "app" / "tool")
+    shutil.copy2(made / "bin" / "busybox", root / "app" / "busybox")
     shutil.rmtree(made)
 
 
