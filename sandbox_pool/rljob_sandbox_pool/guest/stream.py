@@ -24,6 +24,7 @@ class Stream:
 
     def __init__(self) -> None:
         self.ended = self.broken = False
+        self._is_gone = False
         self.on_piece: Callable[[], None] = _nobody
         self.on_room: Callable[[], None] = _nobody
         self.on_gone: Callable[[], None] = _nobody
@@ -40,9 +41,10 @@ class Stream:
         return bool(self._waiting) or self.ended
 
     def push(self, piece: bytes) -> None:
-        """More of the body."""
-        self._waiting += piece
-        self.on_piece()
+        """More of the body; dropped where nobody reads any more."""
+        if not self._is_gone:
+            self._waiting += piece
+            self.on_piece()
 
     def end(self, *, broken: bool = False) -> None:
         """The body is whole, or will never be."""
@@ -59,7 +61,7 @@ class Stream:
 
     def hang_up(self) -> None:
         """The sender's peer has gone."""
-        self.on_piece = _nobody
+        self._is_gone, self.on_piece = True, _nobody
         self._waiting.clear()
         if not self.ended:
             self.on_gone()
