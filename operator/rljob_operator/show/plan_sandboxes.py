@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from rljob_operator.policies.amounts import Amounts
-from rljob_operator.policies.sandbox_needs import MAX_IMAGES, ImageNeed, Needs, PoolNeed
+from rljob_operator.policies.sandbox_needs import MAX_IMAGES, Needs, PoolNeed
 from rljob_operator.show.plan_nodes import Nodes
 from rljob_operator.show.plan_rows import Rows
 
@@ -24,8 +24,8 @@ def sandbox_lines(rows: Rows, needs: Needs, nodes: Nodes | None) -> list[str]:
     for pool in needs.pools:
         lines += _pool(pool, rows_known=rows.counts is not None)
     lines.append(
-        f"in all                 {_pods(needs.pods)}, {_amounts(needs.requests)} requested, "
-        f"{_amounts(needs.limits)} where each uses what it may"
+        f"in all                 {needs.pods} pods, as many addresses; {_amounts(needs.requests)} requested, "
+        f"at most {_amounts(needs.limits)}"
     )
     if rows.counts is not None:
         lines += ["proposed               sandboxPools:", *_proposed(needs)]
@@ -83,32 +83,23 @@ def _rows(rows: Rows) -> str:
 
 
 def _pool(pool: PoolNeed, *, rows_known: bool) -> Iterator[str]:
-    yield (
-        f"  {pool.name:20} {pool.at_once} claimed at once; warm {pool.warm}, max {pool.max}: {_pods(pool.at_most)}, "
-        f"{_amounts(pool.requests * pool.at_most)} requested"
-    )
-    yield f"    each               {_amounts(pool.requests)} requested, {_amounts(pool.limits)} at most"
-    if not rows_known:
-        return
-    table = [["image", "rows", "warm", "pods", "cpu", "memory", "disk"]]
-    for image in pool.images[:_SHOWN_IMAGES]:
-        table.append(_image(image, pool))
+    yield f"  {pool.name:20} {pool.at_once} claimed at once; warm {pool.warm}, max {pool.max}"
+    yield f"    each               {_amounts(pool.requests)} requested, at most {_amounts(pool.limits)}"
+    images = pool.images[:_SHOWN_IMAGES] if rows_known else ()
+    table = [["image", "rows", "keep warm", "pods", "cpu", "memory", "disk"]]
+    for image in images:
+        name = image.image or _OWN_IMAGE
+        table.append(_line(name, image.rows, image.warm, image.at_most, pool))
+    if (more := len(pool.images) - len(images)) > 0 and rows_known:
+        table.append([f"{more} more (-o json)", *[""] * 6])
+    table.append(_line("all", pool.rows, pool.proposed_warm, pool.at_most, pool))
     yield from _table(table, "    ")
-    if (more := len(pool.images) - _SHOWN_IMAGES) > 0:
-        yield f"    and {more} more images (all of them: -o json)"
 
 
-def _image(image: ImageNeed, pool: PoolNeed) -> list[str]:
-    total = pool.requests * image.at_most
-    return [
-        image.image or _OWN_IMAGE,
-        str(image.rows),
-        str(image.warm),
-        str(image.at_most),
-        _cpu(total),
-        _mib(total.memory_mib),
-        _mib(total.disk_mib),
-    ]
+def _line(name: str, rows: int, warm: int, pods: int, pool: PoolNeed) -> list[str]:
+    total = pool.requests * pods
+    numbers = (str(number) for number in (rows, warm, pods))
+    return [name, *numbers, _cpu(total), _mib(total.memory_mib), _mib(total.disk_mib)]
 
 
 def _proposed(needs: Needs) -> Iterator[str]:
@@ -148,10 +139,6 @@ def _table(rows: Sequence[Sequence[str]], indent: str) -> Iterator[str]:
     for first, *rest in rows:
         cells = (f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True))
         yield f"{indent}{first:{widths[0]}}  {'  '.join(cells)}".rstrip()
-
-
-def _pods(number: int) -> str:
-    return f"{number} pods, as many addresses"
 
 
 def _amounts(amounts: Amounts) -> str:

@@ -40,7 +40,8 @@ def test_text_and_json_tell_the_same_of_a_pool() -> None:
     told = sandbox_json(ROWS, found, None)
     (pool,) = told["pools"]
     assert "13 rows of train" in text
-    assert "64 claimed at once; warm 2, max 16: 16 pods, as many addresses" in text
+    assert "64 claimed at once; warm 2, max 16" in text
+    assert "in all                 16 pods, as many addresses; 0.8 cpu, 2048 MiB memory" in text
     assert (pool["atOnce"], told["needs"]["pods"], told["needs"]["addresses"]) == (64, 16, 16)
     assert [(each["image"], each["rows"], each["atMost"]) for each in pool["images"]] == [
         ("a", 9, 11),
@@ -75,7 +76,7 @@ def test_a_long_list_of_images_is_cut_in_the_text_alone() -> None:
     counts = [RowCount("shell", f"i{number:02}", 1) for number in range(20)]
     found, rows = needs(job(), counts), Rows({"train": Split(counts)})
     text = "\n".join(sandbox_lines(rows, found, None))
-    assert "and 10 more images" in text
+    assert "10 more (-o json)" in text
     assert len(sandbox_json(rows, found, None)["pools"][0]["images"]) == 22
 
 
