@@ -1,7 +1,7 @@
 """What a command costs in a sandbox, beyond the command: `true`, and an interpreter that does nothing.
 
     here ─► client ─► guest ─► fork, exec, wait ─► answer          bare      subprocess.run on this machine
-                                                                   SWE-ReX   its LocalRuntime, without a sandbox:
+                        └────► a shell that is there ─► answer     SWE-ReX   its LocalRuntime, without a sandbox:
                                                                              execute, and a session of its shell
 
 SWE-ReX (benchmarks/swe_rex.py) is left out where it cannot be installed. Rounds take turns, so that a busy moment of
@@ -11,6 +11,7 @@ the machine meets everybody. Beside exec through an API server: `make bench NAME
 from __future__ import annotations
 
 import asyncio
+import shlex
 import shutil
 import subprocess
 import time
@@ -21,11 +22,20 @@ from typing import NamedTuple
 from benchmarks import swe_rex
 from benchmarks.figure import Figure
 from benchmarks.local_pool import POOL, SEED, LocalPool, local_pool, percentile
+from rljob import sandbox_shells
 from rljob.sandbox_client import ClaimedSandbox
+from rljob.sandbox_shells import Shell
 
 GOAL_MS = 5.0
 """At most so much above the bare command, at the median."""
 BARE = "subprocess"
+PAIRS = (
+    ("exec", BARE),
+    ("exec", "SWE-ReX execute"),
+    ("shell", BARE),
+    ("shell", "SWE-ReX session"),
+)
+"""Ways of ours, and what each stands beside."""
 _PYTHON = shutil.which("python3", path="/usr/bin:/usr/local/bin") or "python3"
 COMMANDS = {"true": ["true"], "python": [_PYTHON, "-c", "pass"]}
 """By name in the figures; each is both in a sandbox and here."""
@@ -59,15 +69,16 @@ def figures(size: Size = FULL) -> Iterator[Figure]:
 
 
 def compare(measured: dict[str, dict[str, list[float]]]) -> Iterator[Figure]:
-    """Milliseconds by way and command; ours has no name."""
-    ours = measured.pop("")
-    for other, times in measured.items():
+    """Milliseconds by way and command."""
+    for ours, other in PAIRS:
+        if other not in measured:
+            continue
         for command in COMMANDS:
             for name, share in (("p50", 0.5), ("p99", 0.99)):
-                value, beside = (percentile(each[command], share) for each in (ours, times))
-                is_goal = (other, name) == (BARE, "p50")
+                value, beside = (percentile(measured[w][command], share) for w in (ours, other))
+                is_goal = (ours, other, name) == ("exec", BARE, "p50")
                 yield Figure(
-                    name=f"exec_{command}_{name}",
+                    name=f"{ours}_{command}_{name}",
                     value=value,
                     unit="ms",
                     comparator=other,
@@ -82,8 +93,11 @@ async def _measure(
     pool: LocalPool, size: Size, others: dict[str, Way]
 ) -> dict[str, dict[str, list[float]]]:
     client = pool.client()
-    async with client.claim(POOL) as box:
-        ways = {"": in_sandbox(box), **others}
+    async with (
+        client.claim(POOL) as box,
+        sandbox_shells.shell(box, cwd=None, env=None, pty=False, rows=24, columns=80) as shell,
+    ):
+        ways = {"exec": in_sandbox(box), "shell": in_shell(shell), **others}
         times = {way: {command: list[float]() for command in COMMANDS} for way in ways}
         for _ in range(size.rounds):
             for name, way in ways.items():
@@ -101,6 +115,22 @@ async def bare(argv: Sequence[str], number: int) -> list[float]:
         subprocess.run(argv, capture_output=True, check=True)  # noqa: ASYNC221 (alone in its loop)
         times.append(1000 * (time.perf_counter() - began))
     return times
+
+
+def in_shell(shell: Shell) -> Way:
+    """As a line of a shell in a claimed sandbox."""
+
+    async def run(argv: Sequence[str], number: int) -> list[float]:
+        times: list[float] = []
+        for _ in range(number):
+            began = time.perf_counter()
+            result = await shell.run(shlex.join(argv))
+            times.append(1000 * (time.perf_counter() - began))
+            if result.exit_code:
+                raise RuntimeError(f"{argv}: {result.output}")
+        return times
+
+    return run
 
 
 def in_sandbox(box: ClaimedSandbox) -> Way:
