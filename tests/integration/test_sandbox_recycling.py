@@ -3,13 +3,17 @@ is put aside with its evidence.
 """
 
 import asyncio
+import json
 import os
 import sys
 from pathlib import Path
 
 import pytest
 
+from rljob.errors import SandboxError
 from rljob.sandbox_client import ClaimedSandbox, SandboxClient
+from rljob.sandbox_shells import open_shell
+from rljob.sandbox_tunnel import tunnel
 from tests.harness.local_sandboxes import guests, serving
 
 PYTHON = f"{sys.base_prefix}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
@@ -60,6 +64,40 @@ async def test_whatever_an_episode_left_the_next_is_clean(tmp_path: Path) -> Non
             async with client.claim("p", timeout=60) as box:
                 assert len((await box.exec(LEFT)).stdout.split()) == 1
                 await spoil(box)
+
+
+async def test_shells_streams_and_tunnels_end_with_their_claim(tmp_path: Path) -> None:
+    async with serving(tmp_path) as client:
+        box = await client.acquire("p", timeout=60)
+        opened = [await open_shell(box, **PLAIN, pty=bool(n % 2)) for n in range(6)]
+        for shell in opened:
+            await shell.run("cd /tmp; sleep 1000 & sleep 1000", timeout=0.1, on_timeout="leave")
+        held = [asyncio.create_task(hold_tunnel(box)), asyncio.create_task(hold_stream(box))]
+        await asyncio.sleep(0.5)
+        assert not any(task.done() for task in held)
+        await client.release_claim(box.claim_id)
+        ended = await asyncio.wait_for(asyncio.gather(*held, return_exceptions=True), 20)
+        assert all(isinstance(error, SandboxError) for error in ended), ended
+        async with client.claim("p", timeout=60) as again:
+            assert again.id == box.id
+            assert json.loads((await again.call("GET", "/shells")).body) == {"shells": []}
+            assert len((await again.exec(LEFT)).stdout.split()) == 1
+        await box.release()
+
+
+PLAIN = {"cwd": None, "env": None, "rows": 24, "columns": 80}
+
+
+async def hold_tunnel(box: ClaimedSandbox) -> None:
+    async with tunnel(box, "http://127.0.0.1:9"):
+        await box.exec("sleep 1000", timeout=1000)
+
+
+async def hold_stream(box: ClaimedSandbox) -> None:
+    body = json.dumps({"request_id": "s", "command": "yes", "timeout": 1000, "stream": True})
+    async with box.stream("POST", "/exec", body.encode(), max_body_bytes=10**12) as pieces:
+        async for _ in pieces:
+            await asyncio.sleep(0.01)
 
 
 async def test_recreate_uses_no_sandbox_twice(tmp_path: Path) -> None:
