@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from rljob_sandbox_pool.guest import checks, commands, transfers
@@ -48,6 +48,10 @@ class Backend(CommandsBackend, FilesBackend, Protocol):
         """When the sandbox is to end itself (`now()`), asked again when that time has come; None: the claim is over."""
         ...
 
+    def usage(self) -> dict[str, int]:
+        """What the guest holds, as numbers that must not grow with what it has done."""
+        ...
+
     def is_busy(self) -> bool:
         """Whether anything runs that a call of the claim started."""
         ...
@@ -64,6 +68,7 @@ class Guest:
         self.lock = Lock(tainted=tainted)
         counted = ("claims", "execs", "shells", "shell_commands", "timeouts", "resets")
         self.counts: dict[str, int] = dict.fromkeys(counted, 0)
+        self._ran, self._ran_seconds = 0, 0.0
         self._key = key
         self._backend = backend
         self._memory = Memory()
@@ -176,6 +181,12 @@ class Guest:
         """Whether that claim still holds the sandbox."""
         return self.lock.claim is claim
 
+    def ran(self, result: Mapping[str, Any]) -> None:
+        """A command has ended: counted."""
+        self.counts["timeouts"] += bool(result["timed_out"])
+        if (seconds := result.get("seconds")) is not None:
+            self._ran, self._ran_seconds = self._ran + 1, self._ran_seconds + seconds
+
     def once(self, body: dict[str, Any], reply: Reply, run: Callable[[Reply], None]) -> None:
         """Run unless this request id ran before; then its answer is given again, errors included."""
         request_id = checks.text(body, "request_id", limit=64)
@@ -212,4 +223,7 @@ class Guest:
 
     def _metrics(self, request: Request, reply: Reply) -> None:
         lines = [f"rljob_guest_{name}_total {count}\n" for name, count in self.counts.items()]
+        lines.append(f"rljob_guest_exec_seconds_count {self._ran}\n")
+        lines.append(f"rljob_guest_exec_seconds_sum {self._ran_seconds:.6f}\n")
+        lines += [f"rljob_guest_{name} {value}\n" for name, value in self._backend.usage().items()]
         reply(Response(200, "".join(lines).encode(), "text/plain; version=0.0.4"))

@@ -67,7 +67,7 @@ class _Commands:
 
     def _run(self, claim: Claim, command: checks.Command, done: Reply) -> None:
         def finished(result: dict[str, Any]) -> None:
-            self._count(result)
+            self._guest.ran(result)
             # A command that outlived its claim has nobody to tell.
             if self._guest.holds(claim):
                 done(answer(result))
@@ -79,7 +79,7 @@ class _Commands:
         stream = Stream()
 
         def finished(result: dict[str, Any]) -> None:
-            self._count(result)
+            self._guest.ran(result)
             if held := self._guest.holds(claim):
                 stream.push(json.dumps({"result": result}).encode() + b"\n")
             stream.end(broken=not held)
@@ -87,6 +87,3 @@ class _Commands:
         self._guest.counts["execs"] += 1
         self._backend.execute(command, finished, stream)
         reply(Response(200, b"", "application/x-ndjson", stream=stream))
-
-    def _count(self, result: dict[str, Any]) -> None:
-        self._guest.counts["timeouts"] += bool(result["timed_out"])

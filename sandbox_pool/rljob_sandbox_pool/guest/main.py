@@ -124,6 +124,10 @@ class SandboxBackend:
         self.shells.clear()
         return self._reset.run()
 
+    def usage(self) -> dict[str, int]:
+        """See `app.Backend`."""
+        return system.usage()
+
     def is_busy(self) -> bool:
         """See `app.Backend`."""
         return self._processes.is_busy() or self.shells.is_busy()

@@ -35,6 +35,10 @@ class Guest(Protocol):
         """Whether that claim still holds the sandbox."""
         ...
 
+    def ran(self, result: Mapping[str, Any]) -> None:
+        """A command has ended: counted."""
+        ...
+
     def once(self, body: dict[str, Any], reply: Reply, run: Callable[[Reply], None]) -> None:
         """Run unless this request id ran before; then its answer is given again, errors included."""
         ...

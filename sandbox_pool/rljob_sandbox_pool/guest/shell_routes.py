@@ -123,7 +123,7 @@ class _ShellRoutes:
 
         def begin(done: Reply) -> None:
             def finished(result: dict[str, Any]) -> None:
-                self._guest.counts["timeouts"] += bool(result["timed_out"])
+                self._guest.ran(result)
                 if self._guest.holds(claim):
                     done(answer({**result, "output": encoded(result["output"], encoding)}))
 

@@ -237,6 +237,10 @@ class SimulatedBackend:
         self._files.content.clear()
         done([])
 
+    def usage(self) -> dict[str, int]:
+        """See `guest.app.Backend`."""
+        return {}
+
     def is_busy(self) -> bool:
         """See `guest.app.Backend`."""
         return bool(self._tasks)

@@ -71,6 +71,9 @@ class Backend:
     def ends_at(self) -> float | None:
         return self._when() if self._when else None
 
+    def usage(self) -> dict[str, int]:
+        return {"descriptors": 7}
+
     def is_busy(self) -> bool:
         return self.busy
 
@@ -320,6 +323,16 @@ def test_metrics_count(claimed: Box) -> None:
     (reply,) = claimed.call("GET", "/metrics")
     assert b"rljob_guest_claims_total 1\n" in reply.body
     assert b"rljob_guest_resets_total 1\n" in reply.body
+    assert b"rljob_guest_descriptors 7\n" in reply.body
+
+
+def test_metrics_tell_how_long_commands_took(claimed: Box) -> None:
+    claimed.call("POST", "/exec", {"request_id": "r", "command": "x"}, claimed.owner())
+    ((_, done),) = claimed.backend.running
+    done({**RESULT, "timed_out": True, "seconds": 1.5})
+    (reply,) = claimed.call("GET", "/metrics")
+    assert b"exec_seconds_count 1\nrljob_guest_exec_seconds_sum 1.500000\n" in reply.body
+    assert b"rljob_guest_timeouts_total 1\n" in reply.body
 
 
 def test_kept_answers_are_bounded_and_a_dropped_one_is_not_run_again() -> None:

@@ -165,6 +165,9 @@ class Backend:
     def reset(self, done: Any) -> None:
         done([])
 
+    def usage(self) -> dict[str, int]:
+        return {}
+
     def is_busy(self) -> bool:
         return False
 
@@ -174,7 +177,7 @@ class Box:
 
     def __init__(self) -> None:
         self.backend = Backend()
-        self.guest = Guest("box-1", KEY, self.backend)  # pyright: ignore[reportArgumentType]
+        self.guest = Guest("box-1", KEY, self.backend)
         self.pool = {"x-rljob-pool": proof(KEY, "pool", self.guest.boot_nonce)}
         self.owner = {
             "x-rljob-claim": "c",
