@@ -1,6 +1,7 @@
 """Commands whose output is read as it comes, and shells that keep their state: through broker, client and guest."""
 
 import asyncio
+import json
 import os
 from pathlib import Path
 
@@ -8,12 +9,14 @@ import pytest
 
 from rljob.claimed_sandbox import ClaimedSandbox
 from rljob.errors import SandboxError
+from rljob.http1 import HttpClient
 from rljob.sandbox_client import SandboxClient
 from rljob.sandbox_shells import Shell
 from rljob_sandbox_pool.runtimes.bubblewrap import BubblewrapRuntime
 
-NUM_COMMANDS = int(os.environ.get("RLJOB_SHELL_COMMANDS", "200"))
-"""A thousand where there is time."""
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+NUM_COMMANDS = int(os.environ.get("RLJOB_TEST_COMMANDS", "200"))
+"""Ten thousand where there is time."""
 
 
 @pytest.fixture
@@ -355,3 +358,102 @@ async def test_after_the_release_a_shell_is_lost(client: SandboxClient) -> None:
         await box.release()
         with pytest.raises(SandboxError):
             await shell.run("true")
+
+
+async def _connect(box: ClaimedSandbox, head: str, body: bytes = b"") -> Connection:
+    host, port = box.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    owner = "".join(f"{name}: {value}\r\n" for name, value in box.headers.items())
+    writer.write(f"{head} HTTP/1.1\r\n{owner}".encode() + body)
+    return reader, writer
+
+
+def _order(**fields: object) -> bytes:
+    body = json.dumps({"request_id": os.urandom(8).hex(), **fields}).encode()
+    return b"content-length: %d\r\n\r\n%b" % (len(body), body)
+
+
+async def test_a_connection_that_is_cut_in_a_stream_ends_the_command(box: ClaimedSandbox) -> None:
+    order = _order(command="echo begun; sleep 99", stream=True)
+    reader, writer = await _connect(box, "POST /exec", order)
+    await reader.readuntil(b"data")
+    writer.transport.abort()
+    assert await _left(box, "sleep") == 0
+
+
+async def test_a_shells_command_whose_connection_is_cut_goes_on_and_answers_who_asks_again(
+    box: ClaimedSandbox,
+) -> None:
+    async with box.shell() as shell:
+        order = _order(command="sleep 0.3; echo done >> f; cat f")
+        for cut in (True, False):
+            reader, writer = await _connect(box, f"POST /shells/{shell.id}/run", order)
+            if cut:
+                await asyncio.sleep(0.1)
+                writer.transport.abort()
+        assert b'"output": "done\\n"' in await reader.readuntil(b"}")
+        writer.close()
+
+
+async def test_half_a_request_and_one_that_drips_in_hold_up_nobody(box: ClaimedSandbox) -> None:
+    order = _order(command="echo late")
+    reader, writer = await _connect(box, "POST /exec", order[:-5])
+    for byte in order[-5:]:
+        assert (await box.exec("echo prompt")).stdout == "prompt\n"
+        writer.write(bytes([byte]))
+        await asyncio.sleep(0.02)
+    assert b"late" in await reader.readuntil(b"}")
+    writer.close()
+
+
+@pytest.mark.parametrize("route", ["POST /exec", "POST /shells", "POST /shells/s1/input"])
+async def test_a_body_past_the_limit_is_413_before_it_is_sent(
+    box: ClaimedSandbox, route: str
+) -> None:
+    reader, writer = await _connect(box, route, b"content-length: 40000000\r\n\r\n")
+    assert (await reader.read(12)) == b"HTTP/1.1 413"
+    assert await reader.read() != b""
+    writer.close()
+    assert (await box.exec("echo alive")).stdout == "alive\n"
+
+
+async def test_input_that_nobody_reads_is_bounded(shell: Shell) -> None:
+    async def send() -> None:
+        for _ in range(20):
+            await shell.input(b"x" * 1_000_000)
+
+    with pytest.raises(BlockingIOError, match="nobody reads"):
+        await send()
+
+
+async def _usage(box: ClaimedSandbox) -> dict[str, float]:
+    """What the guest holds once the last commands' processes have gone."""
+    http = HttpClient(box.url)
+    for _ in range(100):
+        lines = (await http.request("GET", "/metrics")).body.decode().splitlines()
+        usage = {name: float(value) for name, value in (line.split() for line in lines)}
+        if not usage["rljob_guest_processes"]:
+            break
+        await asyncio.sleep(0.02)
+    await http.aclose()
+    return usage
+
+
+async def test_many_commands_leave_the_guest_as_it_was(box: ClaimedSandbox) -> None:
+    async def some(count: int) -> None:
+        for n in range(count):
+            await box.exec(f"(sleep 0 &); echo {n}", stdin=b"x" * 100)
+            if n % 10 == 0:
+                async with box.exec_stream("echo x") as output:
+                    await anext(output)
+            if n % 50 == 0:
+                async with box.shell(pty=n % 100 == 0) as shell:
+                    await shell.run("sleep 99 &")
+
+    await some(100)
+    before = await _usage(box)
+    await some(NUM_COMMANDS)
+    after = await _usage(box)
+    assert after["rljob_guest_processes"] == 0
+    assert after["rljob_guest_descriptors"] <= before["rljob_guest_descriptors"] + 1
+    assert after["rljob_guest_memory_bytes"] < before["rljob_guest_memory_bytes"] + 4_000_000
