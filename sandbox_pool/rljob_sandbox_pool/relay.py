@@ -62,5 +62,9 @@ async def relay(
         raise RefusedError(502, "sandbox_lost", str(error)) from None
     except TimeoutError:
         raise RefusedError(504, "sandbox_lost", "no answer while the claim lived") from None
-    passed_on = {name: streamed.headers[name] for name in _PASSED_ON if name in streamed.headers}
+    passed_on = {
+        name: text
+        for name, text in streamed.headers.items()
+        if name in _PASSED_ON or name.startswith("x-rljob-")
+    }
     return StreamedResponse(streamed.status, passed_on, streamed.pieces, stack.aclose)

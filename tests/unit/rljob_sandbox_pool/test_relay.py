@@ -56,7 +56,9 @@ async def test_the_guest_gets_the_claims_token_and_none_of_the_callers_headers()
     async def guest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         heads.append((await reader.readuntil(b"\r\n\r\n")).decode().lower())
         assert await reader.readexactly(4) == b"body"
-        writer.write(b"HTTP/1.1 404 X\r\ncontent-length: 2\r\nset-cookie: x\r\n\r\nno")
+        writer.write(
+            b"HTTP/1.1 404 X\r\ncontent-length: 2\r\nset-cookie: x\r\nx-rljob-next: a\r\n\r\nno"
+        )
         await writer.drain()
 
     async with passing_on(guest) as client:
@@ -64,6 +66,7 @@ async def test_the_guest_gets_the_claims_token_and_none_of_the_callers_headers()
         answer = await asked
     assert (answer.status, answer.body) == (404, b"no")
     assert "set-cookie" not in answer.headers
+    assert answer.headers["x-rljob-next"] == "a"
     assert heads[0].startswith("put /files?path=a+b&x=%ff http/1.1\r\n")
     assert "authorization: bearer token\r\n" in heads[0]
     assert "x-rljob-claim: claim\r\nx-rljob-boot: nonce\r\n" in heads[0]
