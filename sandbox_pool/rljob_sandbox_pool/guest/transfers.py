@@ -83,15 +83,13 @@ class _Transfers:
         self._guest.owner(request)
         path = checks.path(dict(request.query))
         max_bytes = _number(request, "max_bytes", MAX_ARCHIVE_BYTES, MAX_ARCHIVE_BYTES)
-
-        def done(packed: Packed) -> None:
-            headers = [("x-rljob-kind", "folder" if packed.is_folder else "file")]
-            if packed.next is not None:
-                headers.append(("x-rljob-next", quote(packed.next, errors="surrogateescape")))
-            reply(Response(200, packed.data, "application/x-tar", tuple(headers)))
-
-        after = request.query.get("after")
-        self._archives.pack(path, max_bytes, after, done, lambda error: _refuse(reply, error))
+        self._archives.pack(
+            path,
+            max_bytes,
+            request.query.get("after"),
+            lambda packed: send_packed(packed, reply),
+            lambda error: _refuse(reply, error),
+        )
 
     def put_archive(self, request: Request, reply: Reply) -> None:
         # Unpacking the same again comes to the same: no request id is needed.
@@ -122,6 +120,14 @@ class _Transfers:
         if self._backend.archives is None:
             raise _nowhere("archives")
         return self._backend.archives
+
+
+def send_packed(packed: Packed, reply: Reply) -> None:
+    """An archive as the answer."""
+    headers = [("x-rljob-kind", "folder" if packed.is_folder else "file")]
+    if packed.next is not None:
+        headers.append(("x-rljob-next", quote(packed.next, errors="surrogateescape")))
+    reply(Response(200, packed.data, "application/x-tar", tuple(headers)))
 
 
 def _nowhere(what: str) -> RefusedError:
