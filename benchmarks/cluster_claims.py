@@ -1,46 +1,42 @@
 """Claims and commands in pods of a real node, beside what a cluster offers for the same.
 
-    Poisson arrivals at 20/s, then a burst: claim ─► broker's pod            beside   one GET to the API server; a pod
-                                                                                      made for the claim
-    `true`: client ─► guest in its pod                                       beside   the exec subresource over one
-                                                                                      WebSocket; kubectl exec
+    Poisson arrivals at 20/s, then a burst: pod of the claimer ─► broker       beside   one GET to the API server; a pod
+                                                                                        made for the claim
+    `true`: pod of the claimer ─► guest in its pod                             beside   the exec subresource over one
+                                                                                        WebSocket; kubectl exec
 
-A cluster of its own with this tree's images and chart; broker and guests are reached at their pods' addresses, from the
-node. As many sandboxes as the one node holds.
+A cluster of its own with this tree's images and chart. The claimer may do what a rollout worker may; what stands beside
+it is asked from outside, as close to the API server. As many sandboxes as the one node holds.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from websockets.asyncio.client import connect
 
 from benchmarks import on_cluster
-from benchmarks.claims import GOAL_P50_MS, GOAL_P99_MS, Measured, Size, arrivals, claims
-from benchmarks.exec_round_trip import in_sandbox
+from benchmarks.claims import GOAL_P50_MS, GOAL_P99_MS, Measured, Size, arrivals
 from benchmarks.figure import Figure
 from benchmarks.local_pool import SEED, percentile
 from benchmarks.on_cluster import SYSTEM, Cluster, wait_until
 from rljob import labels
-from rljob.broker_token import job_token
 from rljob.kube.config import from_kubeconfig
 from rljob.kube.resources import Object
-from rljob.sandbox_client import SandboxClient
-from rljob_sandbox_pool.cluster_config import ACTIVE
 
-NAMESPACE, POOL, JOB = "bench-claims", "many", "job"
+NAMESPACE, POOL, CLAIMER = "bench-claims", "many", "claimer"
 SIZE = Size(claims_per_second=20, seconds=60, burst=60, cold_starts=4)
 EXECS, KUBECTL_EXECS = 200, 20
 GOAL_RATIO = 1 / 20
 """Of an exec through the API server, at most, at the median."""
-WARM_SECONDS = 600.0
+WARM_SECONDS, CLAIMER_SECONDS = 600.0, 300.0
 _COMMAND = ["true"]
 
 
@@ -60,7 +56,7 @@ def figures() -> Iterator[Figure]:
     with on_cluster.own_cluster() as cluster:
         on_cluster.install_system(cluster)
         on_cluster.make_namespace(cluster, NAMESPACE)
-        ours, gets, execs, cold = asyncio.run(_measure(cluster))
+        ours, gets, execs, cold = _measure(cluster)
     yield from compare(ours, gets, cold)
     yield from compare_exec(execs)
 
@@ -107,19 +103,20 @@ def compare_exec(execs: Exec) -> Iterator[Figure]:
         )
 
 
-async def _measure(cluster: Cluster) -> tuple[Measured, list[float], Exec, list[float]]:
-    await asyncio.to_thread(_make_pool, cluster)
-    client = _client(cluster)
-    try:
-        ours = await claims(client, POOL, SIZE)
-        execs = await _execs(cluster, client)
-    finally:
-        await client.aclose()
+def _measure(cluster: Cluster) -> tuple[Measured, list[float], Exec, list[float]]:
+    _make_pool(cluster)
+    found = _in_pod(cluster)
+    pods = cluster.list("Pod", NAMESPACE, f"{labels.COMPONENT}=sandbox")
+    name = pods[0]["metadata"]["name"]
+    argv = cluster.kubectl_argv("-n", NAMESPACE, "exec", name, "--", *_COMMAND)
+    execs = Exec(
+        ours=found.pop("execs"),
+        subresource=asyncio.run(_exec_all(cluster, name)),
+        kubectl=[_run_ms(argv) for _ in range(KUBECTL_EXECS)],
+    )
     path = cluster.path("SandboxPool", NAMESPACE, POOL)
-    get = lambda: asyncio.to_thread(cluster.api, "GET", path)  # noqa: E731
-    gets = await arrivals(get, SIZE)
-    cold = await asyncio.to_thread(_cold, cluster)
-    return ours, gets, execs, cold
+    gets = asyncio.run(arrivals(lambda: asyncio.to_thread(cluster.api, "GET", path), SIZE))
+    return Measured(**found), gets, execs, _cold(cluster)
 
 
 def _make_pool(cluster: Cluster) -> None:
@@ -136,23 +133,56 @@ def _make_pool(cluster: Cluster) -> None:
     wait_until(f"{SIZE.burst} warm sandboxes", lambda: num_ready() == SIZE.burst, WARM_SECONDS)
 
 
-def _client(cluster: Cluster) -> SandboxClient:
-    """Of the active pool manager, at its pod's address."""
-    selector = f"{labels.COMPONENT}=sandbox-pool,{ACTIVE}=true"
-    (pod,) = cluster.list("Pod", SYSTEM, selector)
-    keys = cluster.get("Secret", "rljob-keys", SYSTEM)
-    key = base64.b64decode(keys["data"]["broker_key"]).strip()
-    address = f"http://{pod['status']['podIP']}:8080"
-    return SandboxClient(address, job_token(key, NAMESPACE, JOB), JOB)
+def _in_pod(cluster: Cluster) -> dict[str, list[float]]:
+    """What the claimer measures."""
+    place = {"namespace": NAMESPACE, "name": CLAIMER}
+    code = {path.name: path.read_text() for path in Path(__file__).parent.glob("*.py")}
+    cluster.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": place, "data": code})
+    marks = {"labels": {labels.COMPONENT: "rollout", "app.kubernetes.io/part-of": "rljob"}}
+    manager = cluster.list("Pod", SYSTEM, f"{labels.COMPONENT}=sandbox-pool")[0]["spec"]
+    pod = {"apiVersion": "v1", "kind": "Pod", "spec": _claimer(manager)}
+    cluster.apply({**pod, "metadata": place | marks})
+
+    def phase() -> str:
+        return (cluster.get("Pod", CLAIMER, NAMESPACE) or {}).get("status", {}).get("phase", "")
+
+    ends = {"Succeeded", "Failed"}
+    wait_until("the claimer ends", lambda: phase() in ends, SIZE.seconds + CLAIMER_SECONDS)
+    said = cluster.kubectl("-n", NAMESPACE, "logs", CLAIMER)
+    if phase() == "Failed":
+        raise RuntimeError(f"the claimer: {said[-2000:]}")
+    cluster.delete("Pod", CLAIMER, NAMESPACE)
+    return json.loads(said.splitlines()[-1])
 
 
-async def _execs(cluster: Cluster, client: SandboxClient) -> Exec:
-    async with client.claim(POOL) as box:
-        ours = await in_sandbox(box)(_COMMAND, EXECS)
-        through = [await _exec_ms(cluster, box.id) for _ in range(EXECS // 4)]
-        argv = cluster.kubectl_argv("-n", NAMESPACE, "exec", box.id, "--", *_COMMAND)
-        kubectl = [await asyncio.to_thread(_run_ms, argv) for _ in range(KUBECTL_EXECS)]
-    return Exec(ours, through, kubectl)
+def _claimer(manager: Object) -> Object:
+    """Spec of a pod in the image of the pool manager, and with no more rights."""
+    like = manager["containers"][0]
+    secret = f"{POOL}-claims"
+    told = {
+        f"RLJOB_SANDBOX_{key.upper()}": {"secretKeyRef": {"name": secret, "key": key}}
+        for key in ("url", "token")
+    }
+    env: list[Object] = [{"name": name, "valueFrom": value} for name, value in told.items()]
+    asked = json.dumps({"pool": POOL, "size": SIZE, "execs": EXECS})
+    container = {
+        "name": CLAIMER,
+        **{key: like[key] for key in ("image", "imagePullPolicy", "securityContext")},
+        "command": ["python", "-m", "benchmarks.claims_in_pod", asked],
+        "env": [*env, {"name": "PYTHONPATH", "value": "/code"}],
+        "volumeMounts": [{"name": "code", "mountPath": "/code/benchmarks"}],
+    }
+    return {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "securityContext": manager.get("securityContext", {}),
+        "containers": [container],
+        "volumes": [{"name": "code", "configMap": {"name": CLAIMER}}],
+    }
+
+
+async def _exec_all(cluster: Cluster, pod: str) -> list[float]:
+    return [await _exec_ms(cluster, pod) for _ in range(EXECS // 4)]
 
 
 async def _exec_ms(cluster: Cluster, pod: str) -> float:
