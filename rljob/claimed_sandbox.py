@@ -6,6 +6,7 @@ Mutating calls carry a request id, so that one whose answer was lost is sent aga
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -23,6 +24,9 @@ from rljob.sandbox_wire import BAD_REQUESTS, FILE_ERRORS, encode, refusal_of
 
 CALL_SECONDS = 20.0
 """Deadline of every call that runs no command."""
+AGAIN_SECONDS = 30.0
+"""For how long a call is repeated that a broker did not pass on."""
+AGAIN_PAUSE_SECONDS = 0.5
 IDLE_SECONDS = 20.0
 """How long an idle connection is trusted; the guest closes its own after 60 s."""
 MAX_OUTPUT_BYTES = 4_000_000
@@ -232,22 +236,32 @@ class ClaimedSandbox:
             SandboxError: everything else, which makes the sandbox `lost`.
         """
         self._check_held()
-        try:
-            answer = await self._http.request(
-                method,
-                self._prefix + target,
-                body,
-                headers=self.headers,
-                timeout_seconds=timeout,
-                max_body_bytes=max_body_bytes,
-            )
-        except TimeoutError:
-            self._lose_silent(method, target, timeout)
-        except HttpError as error:
-            self.lose(str(error))
-        if answer.status != 200:
-            self._raise(answer)
-        return answer
+        again_until = asyncio.get_running_loop().time() + AGAIN_SECONDS
+        while True:
+            try:
+                answer = await self._http.request(
+                    method,
+                    self._prefix + target,
+                    body,
+                    headers=self.headers,
+                    timeout_seconds=timeout,
+                    max_body_bytes=max_body_bytes,
+                )
+            except TimeoutError:
+                self._lose_silent(method, target, timeout)
+            except HttpError as error:
+                self.lose(str(error))
+            if answer.status == 200:
+                return answer
+            if not self._is_relay_away(answer) or asyncio.get_running_loop().time() > again_until:
+                self._raise(answer)
+            await asyncio.sleep(AGAIN_PAUSE_SECONDS)
+
+    def _is_relay_away(self, answer: Answer) -> bool:
+        """The broker did not pass it on, and will: another one takes over, or it holds too many large bodies."""
+        if self._relay is None or answer.status not in (429, 503):
+            return False
+        return refusal_of(answer).error in ("standby", "busy", "kubernetes")
 
     @asynccontextmanager
     async def stream(

@@ -9,6 +9,7 @@ Whatever ends us hangs up, and that ends the command.
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
 import shutil
 import signal
@@ -59,11 +60,13 @@ def main(
     if not line:
         raise UserError("exec", "there is no command", "write it after --: exec CLAIM -- ls -l")
     command = Command(line, timeout, environment(env), cwd)
+    if on_terminal and not sys.stdin.isatty():
+        raise UserError("-t", "stdin is no terminal", "use -i to send it")
     stored = state.claim(name)
     stdin = _stdin() if with_stdin and not on_terminal else b""
 
     async def work() -> int:
-        async with attached(stored) as box:
+        async with attached(stored, f"claim {name}") as box:
             if on_terminal:
                 return await _on_terminal(box, command)
             return await _stream(box, command, stdin)
@@ -131,25 +134,25 @@ async def _on_terminal(box: ClaimedSandbox, command: Command) -> int:
 async def _fed(shell: Shell) -> AsyncIterator[None]:
     """What is typed goes to the shell, Ctrl-C too."""
     loop = asyncio.get_running_loop()
-    lines: asyncio.Queue[bytes | int] = asyncio.Queue()
+    given: asyncio.Queue[bytes | int] = asyncio.Queue()
 
     def typed() -> None:
-        line = sys.stdin.buffer.readline()
-        if not line:
+        data = os.read(sys.stdin.fileno(), 65_536)
+        if not data:
             loop.remove_reader(sys.stdin)
-        lines.put_nowait(line)
+        given.put_nowait(data)
 
     async def feed() -> None:
         while True:
-            given = await lines.get()
+            each = await given.get()
             with suppress(OSError):  # it has just ended
-                if isinstance(given, int):
-                    await shell.signal(given)
+                if isinstance(each, int):
+                    await shell.signal(each)
                 else:
-                    await shell.input(given, eof=not given)
+                    await shell.input(each, eof=not each)
 
     loop.add_reader(sys.stdin, typed)
-    loop.add_signal_handler(signal.SIGINT, lines.put_nowait, signal.SIGINT)
+    loop.add_signal_handler(signal.SIGINT, given.put_nowait, signal.SIGINT)
     feeding = asyncio.create_task(feed())
     try:
         yield

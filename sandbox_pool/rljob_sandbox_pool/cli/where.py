@@ -96,8 +96,12 @@ async def connect(where: Where) -> AsyncIterator[SandboxClient]:
 
 
 @asynccontextmanager
-async def attached(stored: StoredClaim) -> AsyncIterator[ClaimedSandbox]:
-    """The sandbox of a claim that was written down; it stays claimed. Raises UserError for what it refuses."""
+async def attached(stored: StoredClaim, what: str) -> AsyncIterator[ClaimedSandbox]:
+    """The sandbox of a claim that was written down; it stays claimed.
+
+    Raises:
+        UserError: what the sandbox refuses, or this machine, about `what`.
+    """
     async with connect(stored.where) as client:
         box = client.attach(stored.claim)
         try:
@@ -105,7 +109,7 @@ async def attached(stored: StoredClaim) -> AsyncIterator[ClaimedSandbox]:
         except (OSError, ValueError) as error:
             if isinstance(error, BrokenPipeError):  # who reads our output has seen enough
                 raise
-            where = str(getattr(error, "filename", None) or f"sandbox {box.id}")
+            where = str(getattr(error, "filename", None) or what)
             words = str(getattr(error, "strerror", None) or error)
             raise UserError(where, words, "see the path and its permissions") from None
         finally:
@@ -122,13 +126,17 @@ async def _service(where: Where) -> Transport:
     server = config.load()
     kube = KubeClient(server, user_agent="rljob")
     try:
-        secret = await kube.get(SECRET, where.secret, where.namespace)
+        secret = await kube.find(SECRET, where.secret, where.namespace)
     finally:
         await kube.aclose()
+    name = f"Secret {where.namespace}/{where.secret}"
+    if secret is None:
+        fix = "are job, pool and namespace right?"
+        raise MachineError("kubernetes", f"there is no {name}", fix)
     try:
         token = base64.b64decode(secret["data"]["token"], validate=True).decode()
     except (KeyError, TypeError, ValueError):
-        fault = f"Secret {where.namespace}/{where.secret} holds no token"
+        fault = f"{name} holds no token"
         raise MachineError("kubernetes", fault, "is it one that rljob made?") from None
     target = ServicePort(where.operator_namespace, SERVICE, PORT)
     return ServiceProxy(server, target, {"x-rljob-token": token})

@@ -115,6 +115,7 @@ NOWHERE = "sandbox: no pools are served here; start rljob sandbox serve, or give
         ("exec known-1 --timeout 0 -- true", "--timeout: 0 is out of range"),
         ("exec known-1 --env FOO -- true", "--env: 'FOO' is no variable; write NAME=VALUE"),
         ("exec known-1 -- true", "sandbox: sandbox box: cannot connect to http://127.0.0.1:1"),
+        ("exec known-1 -t -- bash", "-t: stdin is no terminal; use -i to send it"),
         ("cp a b", "cp: one side is in a sandbox; write it as CLAIM:/path"),
         ("cp known-1:a known-1:b", "cp: one side is in a sandbox; write it as CLAIM:/path"),
         ("cp none:a b", "claim: there is no claim 'none'"),
@@ -320,6 +321,9 @@ async def test_in_a_cluster_the_token_comes_from_the_secret_of_job_or_pool(
     assert where == Where(namespace="team", secret=secret, operator_namespace="rljob-system")
     async with connect(where) as client:
         assert client is not None
+    with pytest.raises(MachineError, match="there is no Secret elsewhere/"):
+        async with connect(msgspec.structs.replace(where, namespace="elsewhere")):
+            pass
     fake.put({**api("Secret", secret, "1"), "data": {}})
     with pytest.raises(MachineError, match=f"Secret team/{secret} holds no token"):
         async with connect(where):

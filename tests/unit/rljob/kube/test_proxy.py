@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator, Callable
 import httpx
 import pytest
 
+from rljob import claimed_sandbox
 from rljob.errors import DeadlineError, ManifestError, SandboxError
 from rljob.http1 import HttpError
 from rljob.kube.config import KubeConfig
 from rljob.kube.proxy import ServicePort, ServiceProxy
+from rljob.sandbox import ClaimAnswer
 from rljob.sandbox_client import SandboxClient
 
 PREFIX = "/api/v1/namespaces/rljob-system/services/rljob-sandbox-pool:broker/proxy"
@@ -109,6 +111,20 @@ async def test_a_service_without_pods_is_waited_for() -> None:
     with pytest.raises(DeadlineError, match="no endpoints"):
         await broker.acquire("p", timeout=0.3)
     await broker.aclose()
+
+
+async def test_a_call_that_was_not_passed_on_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claimed_sandbox, "AGAIN_PAUSE_SECONDS", 0.01)
+    standby = {"error": "standby", "message": "another one serves"}
+    refusals = [says(503, standby), says(503, STATUS), says(429, {"error": "busy"})]
+    broker = client(lambda request: refusals.pop(0) if refusals else says(200, EXEC))
+    box = broker.attach(ClaimAnswer(**CLAIM))
+    assert (await box.exec(["true"])).exit_code == 3
+    assert not refusals
+    monkeypatch.setattr(claimed_sandbox, "AGAIN_SECONDS", 0.05)
+    broker = client(lambda request: says(503, standby))
+    with pytest.raises(SandboxError, match="another one serves"):
+        await broker.attach(ClaimAnswer(**CLAIM)).exec(["true"])
 
 
 async def test_a_pool_that_the_broker_does_not_know_is_the_callers_mistake() -> None:
