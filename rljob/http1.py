@@ -210,6 +210,10 @@ class HttpClient:
     async def aclose(self) -> None:
         """Close the connections: the idle ones now, the others with their calls."""
         self._is_closed = True
+        self.close_idle()
+
+    def close_idle(self) -> None:
+        """Close the connections that carry no call; later calls make new ones."""
         while self._idle:
             self._idle.pop().writer.close()
 

@@ -64,6 +64,8 @@ class SandboxClient:
         self._http = relay or HttpClient(broker_url, headers, idle_seconds=IDLE_SECONDS)
         self._owner = {"owner": owner, "boot_id": boot_id} if owner else {}
         self._releasing: set[asyncio.Task[bool]] = set()
+        self._num_open = 0
+        """Claims of `claim` that are not left yet."""
         self._is_closed = False
 
     async def acquire(
@@ -148,20 +150,26 @@ class SandboxClient:
         priority: int = 0,
         timeout: float = 600.0,
     ) -> AsyncIterator[ClaimedSandbox]:
-        """`acquire` on entry, `release` on exit."""
-        box = await self.acquire(
-            pool,
-            image=image,
-            env=env,
-            ttl_seconds=ttl_seconds,
-            idle_seconds=idle_seconds,
-            priority=priority,
-            timeout=timeout,
-        )
+        """`acquire` on entry, `release` on exit; a client that does nothing else needs no `aclose`."""
+        self._num_open += 1
         try:
-            yield box
+            box = await self.acquire(
+                pool,
+                image=image,
+                env=env,
+                ttl_seconds=ttl_seconds,
+                idle_seconds=idle_seconds,
+                priority=priority,
+                timeout=timeout,
+            )
+            try:
+                yield box
+            finally:
+                await box.release()
         finally:
-            await box.release()
+            self._num_open -= 1
+            if not self._num_open and isinstance(self._http, HttpClient):
+                self._http.close_idle()
 
     async def pools(self) -> list[PoolStatus]:
         """What the broker holds. Raises SandboxError."""

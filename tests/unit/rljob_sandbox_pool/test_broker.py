@@ -152,6 +152,57 @@ async def test_a_sandbox_that_died_is_a_named_error(address: str) -> None:
         assert box.lost
 
 
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({}, "bad_request"),
+        ({"request_id": ""}, "bad_request"),
+        ({"request_id": "x" * 65}, "bad_request"),
+        ({"request_id": "c", "pool": 5}, "bad_request"),
+        ({"request_id": "c", "pool": "none"}, "unknown_pool"),
+        ({"request_id": "c", "pool": "shared", "env": {"A": "x" * 70_000}}, "bad_request"),
+        ({"request_id": "c", "pool": "shared", "env": {"A=B": "x"}}, "bad_request"),
+        ({"request_id": "c", "pool": "shared", "env": []}, ""),
+        ({"request_id": "c", "pool": "shared", "ttl_seconds": "long"}, "bad_request"),
+        ({"request_id": "c", "pool": "shared", "idle_seconds": "long"}, "bad_request"),
+        ({"request_id": "c", "pool": "shared", "priority": "first"}, "bad_request"),
+        ({"request_id": "c", "pool": "shared", "priority": True}, "bad_request"),
+        ({"request_id": "c", "pool": "shared", "priority": 1e9, "ttl_seconds": 1e99}, ""),
+        ({"request_id": "c", "pool": "shared", "idle_seconds": None, "owner": "", "more": 1}, ""),
+        ({"request_id": "c", "pool": "shared", "owner": "x" * 129}, "bad_request"),
+    ],
+)
+async def test_fields_of_a_claim_are_checked(
+    address: str, fields: dict[str, object], error: str
+) -> None:
+    body = json.dumps({"wait_seconds": 20, **fields}).encode()
+    status, answer = await ask(address, "POST", "/v1/claims", body, x_rljob_token="one")
+    assert answer.get("error", "") == error
+    assert status == {"": 200, "bad_request": 400, "unknown_pool": 404}[error]
+
+
+async def test_a_claim_that_is_not_used_ends_by_itself(address: str) -> None:
+    client = SandboxClient(address, "one")
+    box = await client.acquire("shared", idle_seconds=1.0, timeout=20)
+    async with asyncio.timeout(20):
+        while await client.claims():
+            await asyncio.sleep(0.1)
+    with pytest.raises(SandboxError):
+        await box.exec("true")
+    await box.release()
+    await client.aclose()
+
+
+async def test_a_client_of_one_claim_leaves_no_connection_open(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLJOB_SANDBOX_TOKEN", "one")
+    client = SandboxClient(address)
+    async with client.claim(pool="shared", env={"A": "b"}) as box:
+        assert (await box.exec(["echo", "hi"], timeout=20)).stdout == "hi\n"
+    assert not client._http._idle
+
+
 # ── bodies ──
 
 
