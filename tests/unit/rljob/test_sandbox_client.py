@@ -129,7 +129,8 @@ async def test_silence_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
 
-    monkeypatch.setattr(claimed_sandbox, "CALL_SECONDS", 0.2)
+    for module in (claimed_sandbox, sandbox_client):
+        monkeypatch.setattr(module, "CALL_SECONDS", 0.2)
     monkeypatch.setattr(claimed_sandbox, "GRACE_SECONDS", 0.1)
     async with server(silent) as url, box_at(url) as box:
         with pytest.raises(SandboxError, match=r"no answer to POST /exec within 0\.2 s"):
