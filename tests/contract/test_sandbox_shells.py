@@ -191,6 +191,7 @@ async def test_what_ignores_the_interrupt_is_killed(box: ClaimedSandbox, shell: 
     await shell.run("sleep 77 &")
     result = await shell.run("sh stubborn", timeout=0.2)
     assert (result.timed_out, result.alive) == (True, True)
+    assert "Stopped" not in result.output
     assert (await shell.run("jobs -r")).output.count("sleep 77") == 1
     assert (await box.exec("pgrep -xc sleep")).stdout == "1\n"
 
@@ -246,6 +247,23 @@ async def test_a_signal_reaches_the_command_and_not_the_shell(shell: Shell) -> N
     assert (await shell.run("echo here")).output == "here\n"
 
 
+async def test_on_a_terminal_keys_interrupt_and_stop_the_command(box: ClaimedSandbox) -> None:
+    async with box.shell(pty=True) as shell:
+        await shell.run("sleep 77", timeout=0.2, on_timeout="leave")
+        await shell.input(b"\x03")
+        assert (await shell.wait(timeout=20)).exit_code == 130
+        await shell.run("sleep 88", timeout=0.2, on_timeout="leave")
+        await shell.input(b"\x1a")
+        assert (await shell.wait(timeout=20)).exit_code == 148
+        assert "Stopped" in (await shell.run("jobs; kill %1; fg", timeout=20)).output
+
+
+async def test_a_command_that_crashes_says_nothing_of_the_shell(shell: Shell) -> None:
+    result = await shell.run("echo out; sh -c 'kill -SEGV $$'")
+    assert result.exit_code == 139
+    assert "tcsetattr" not in result.output
+
+
 async def test_exit_ends_the_shell(shell: Shell) -> None:
     result = await shell.run("exit 3")
     assert (result.exit_code, result.alive, result.running) == (3, False, False)
@@ -298,6 +316,7 @@ async def test_a_command_may_be_long_and_of_many_lines(shell: Shell) -> None:
     assert await shell._box.read_file("f") == text.encode()
 
 
+@pytest.mark.timeout(900)
 async def test_many_commands_leave_nothing_behind(box: ClaimedSandbox, shell: Shell) -> None:
     count = f"ls /proc/{shell.pid}/fd | wc -l; ps -e | wc -l"
     await shell.run("true")
@@ -439,6 +458,7 @@ async def _usage(box: ClaimedSandbox) -> dict[str, float]:
     return usage
 
 
+@pytest.mark.timeout(900)
 async def test_many_commands_leave_the_guest_as_it_was(box: ClaimedSandbox) -> None:
     async def some(count: int) -> None:
         for n in range(count):

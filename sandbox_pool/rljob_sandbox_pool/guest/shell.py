@@ -32,7 +32,7 @@ MAX_IDLE_OUTPUT_BYTES = 65_536
 MAX_WAITING_INPUT_BYTES = 8 * 1024 * 1024
 TIMEOUT_EXIT_CODE = 124
 _AGAIN_SECONDS = 0.02
-_END_OF_FILE = b"\x04"
+_END_OF_FILE, _INTERRUPT = b"\x04", b"\x03"
 """On a terminal."""
 
 
@@ -82,7 +82,7 @@ class Shell:
         self._heard = 0.0
         self.has_terminal = terminal is not None
         ends = shell_process.start(children, self._dialect, cwd, env, terminal, self._exited)
-        self.pid, self._unseen = ends.pid, ends.unseen
+        self.pid, self._own = ends.pid, ends.own
         self._control = Inlet(loop, ends.control)
         self._stdin = Inlet(loop, ends.stdin)
         self._outlet = Outlet(loop, ends.stdout, self._hear)
@@ -125,6 +125,8 @@ class Shell:
         self._stdin.send(data + (_END_OF_FILE if ends and self.has_terminal else b""))
         if ends and not self.has_terminal:
             self._stdin.end()
+        if self.has_terminal and _INTERRUPT in data:
+            self._report_again(self._number, _AGAIN_SECONDS)
 
     def signal(self, number: int) -> bool:
         """Send it to the command; False: there was nobody to send it to. Raises RefusedError."""
@@ -172,12 +174,19 @@ class Shell:
         if foreground != self.pid:
             # A loop in the shell goes on after a command that was interrupted, unless the shell knows.
             send(self.pid, signal.SIGINT)
-        # Where an interrupt makes it forget what it has read, this is the line that it forgot.
-        self._control.send(shell_script.report(self._number))
+        self._report_again(self._number, _AGAIN_SECONDS)
         if not sent:
             again = lambda number=self._number: self._interrupt_again(number)  # noqa: E731
             self._loop.call_at(self._loop.now() + _AGAIN_SECONDS, again)
         return sent
+
+    def _report_again(self, number: int, seconds: float) -> None:
+        """Some shells forget what they have read when they are interrupted: the report, and the next one too."""
+        if self.running and self._number == number:
+            self._control.send(shell_script.report(number))
+            if seconds < INTERRUPT_SECONDS:
+                again = lambda: self._report_again(number, 4 * seconds)  # noqa: E731
+                self._loop.call_at(self._loop.now() + seconds, again)
 
     def _interrupt_again(self, number: int) -> None:
         if self.running and self._number == number:
@@ -190,7 +199,10 @@ class Shell:
         return self.pid
 
     def _kill_command(self) -> None:
+        # The shell itself would see that they are stopped first, and take that for the command's end.
+        send(self.pid, signal.SIGSTOP)
         self._children.kill_family(self.pid, self._spared | {self.pid})
+        send(self.pid, signal.SIGCONT)
         self._later(INTERRUPT_SECONDS, self.kill)
 
     def _hear(self, data: bytes) -> None:
@@ -231,7 +243,7 @@ class Shell:
         self.exit_code, self.running = code, False
         for end in (self._control, self._stdin, self._outlet, self._codes):
             end.close()
-        os.close(self._unseen)
+        os.close(self._own)
         self._settle()
 
     def _settle(self) -> None:
@@ -243,6 +255,7 @@ class Shell:
         if self._started is not None:
             started, self._started = self._started, None
             words = self._output.take().decode("utf-8", "replace").strip()
+            self._output = Output(MAX_IDLE_OUTPUT_BYTES)
             started(None if self.exit_code is None else words or "it ends at once")
         if self._waiter is not None:
             self._answer()

@@ -32,10 +32,10 @@ class Ends(NamedTuple):
     stdin: int
     stdout: int
     codes: int
-    unseen: int
-    """Of a terminal that the shell takes for its own, and whose settings it puts right when a command crashed.
+    own: int
+    """Of the terminal that the shell takes for its own, and whose settings it puts right when a command crashed.
 
-    Without one it complains of that in the command's output. It is no command's terminal.
+    A shell without a terminal for its commands has one for itself alone: else it would complain in their output.
     """
 
 
@@ -57,14 +57,13 @@ def start(
             return one
 
         control, codes = pair(os.pipe()), pair(_backward_pipe())
-        unseen = pair(_terminal(children.profile.user, Terminal(24, 80)))
+        own = pair(_terminal(children.profile.user, terminal or Terminal(24, 80)))
         if terminal is None:
             stdin, stdout = pair(os.pipe()), pair(_backward_pipe())
         else:
-            stdin = pair(_terminal(children.profile.user, terminal))
-            stdout = pair((os.dup(stdin[0]), os.dup(stdin[1])))
+            stdin, stdout = (pair((os.dup(own[0]), os.dup(own[1]))) for _ in range(2))
         numbers = dialect.descriptors
-        given = (control, unseen, unseen, stdin, stdout, codes)
+        given = (control, own, own, stdin, stdout, codes)
         program = Program(
             (children.profile.shell, *dialect.options),
             cwd,
@@ -75,7 +74,7 @@ def start(
         )
         pid = children.start(program, on_exit)
         ours.pop_all()
-        return Ends(pid, control[1], stdin[1], stdout[1], codes[1], unseen[1])
+        return Ends(pid, control[1], stdin[1], stdout[1], codes[1], own[1])
 
 
 def _backward_pipe() -> tuple[int, int]:

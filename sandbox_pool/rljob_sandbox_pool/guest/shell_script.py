@@ -32,6 +32,7 @@ _BASH = Dialect(
 _POSIX = Dialect(("-i",), "command eval", (7, 8, 9), "")
 
 _REPORT = "__rljob"
+MAX_CODE = 255
 
 
 def dialect(shell: str) -> Dialect:
@@ -44,7 +45,7 @@ def greeting(spoken: Dialect) -> bytes:
     codes = spoken.descriptors[2]
     # The code is returned, so that the next command finds it in $?.
     define = f'{_REPORT}() {{ printf \'%s %s\\n\' "$1" "$2" >&{codes}; return "$2"; }}\n'
-    return ("exec 2>/dev/null\n" + spoken.preparation + define).encode() + report(0)
+    return ("exec >/dev/null 2>&1\n" + spoken.preparation + define).encode() + report(0)
 
 
 def command(spoken: Dialect, number: int, text: str) -> bytes:
@@ -64,6 +65,6 @@ def report(number: int) -> bytes:
 def reported(line: bytes) -> tuple[int, int] | None:
     """Number and exit code of a report; None: it is none."""
     number, _, code = line.partition(b" ")
-    if number.isdigit() and code.isdigit() and len(line) < 32:
+    if number.isdigit() and code.isdigit() and len(line) < 32 and int(code) <= MAX_CODE:
         return int(number), int(code)
     return None
