@@ -80,6 +80,7 @@ async def tunnel(box: ClaimedSandbox, address: str, *, port: int = 0) -> AsyncIt
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+        writer.close()
 
 
 def _parse(address: str) -> _Address:
@@ -141,6 +142,8 @@ class _Stream:
         """For the address; at most a window."""
         self.has_ended = False
         """The sandbox sends no more."""
+        self.is_broken = False
+        """The connection inside broke off, and so does the one here."""
         self.news = asyncio.Event()
         """There is something for the address."""
         self.room = asyncio.Event()
@@ -174,6 +177,7 @@ class _Relay:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            # The guest closes the port when this connection ends.
             self._writer.close()
 
     def _heard(self, event: Event) -> None:
@@ -188,6 +192,7 @@ class _Relay:
         elif event.kind == END:
             stream.has_ended = True
         elif event.kind == RESET and stream.task is not None:
+            stream.is_broken = True
             stream.task.cancel()
         (stream.room if event.kind == WINDOW else stream.news).set()
 
@@ -209,6 +214,8 @@ class _Relay:
             self._mux.reset(number)
             self._flush()
             if writer is not None:
+                if stream.is_broken:
+                    writer.transport.abort()
                 writer.close()
 
     async def _outwards(self, number: int, stream: _Stream, writer: asyncio.StreamWriter) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import socket
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -23,6 +24,7 @@ START_SECONDS = 30.0
 DEAD_SECONDS = 30
 """How long the other end may acknowledge nothing."""
 _READ_BYTES = 65_536
+_BREAK = struct.pack("ii", 1, 0)
 
 
 class Tunnels:
@@ -137,6 +139,8 @@ class Tunnel:
 
     def _heard(self, stream: _Stream, event: Event) -> None:
         if event.kind == RESET:
+            # The command sees a connection that broke, not one that ended.
+            stream.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _BREAK)
             self._drop(event.stream)
         elif event.kind == DATA:
             stream.waiting += event.data
