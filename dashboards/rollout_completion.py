@@ -232,6 +232,13 @@ def _sandboxes() -> Panels:
             (quantile(0.95, claims, "phase"), "{{phase}} p95"),
         ),
         graph(
+            "Seconds per command",
+            "In a sandbox, from asking to its answer, as the workers see it.",
+            units.Seconds,
+            (quantile(0.5, "rljob_sandbox_exec_seconds"), "p50"),
+            (quantile(0.95, "rljob_sandbox_exec_seconds"), "p95"),
+        ),
+        graph(
             "Claims that got nothing",
             "Per second, by result: exhausted (none was free in time), at_quota, failed, expired, forfeited.",
             units.OpsPerSecond,

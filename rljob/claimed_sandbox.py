@@ -15,6 +15,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
+from rljob import telemetry
 from rljob.errors import SandboxError
 from rljob.http1 import Answer, HttpClient, HttpError, Transport
 from rljob.sandbox import BytesResult, ClaimAnswer, ExecResult
@@ -157,14 +158,17 @@ class ClaimedSandbox:
         return shell(self, cwd=cwd, env=env, pty=pty, rows=rows, columns=columns)
 
     async def _exec(self, fields: dict[str, Any], timeout: float, max_output_bytes: int) -> Answer:
+        begin = asyncio.get_running_loop().time()
         # A byte of output is at most six bytes of JSON.
-        return await self.call(
+        answer = await self.call(
             "POST",
             "/exec",
             encode({**fields, "max_output_bytes": min(max_output_bytes, MAX_OUTPUT_BYTES)}),
             timeout=timeout + GRACE_SECONDS,
             max_body_bytes=12 * max_output_bytes + 65_536,
         )
+        telemetry.SANDBOX_EXEC_SECONDS.observe(asyncio.get_running_loop().time() - begin)
+        return answer
 
     def _checked(self, result: _Result) -> _Result:
         if not 0 <= result.exit_code <= 255:

@@ -214,6 +214,14 @@ SANDBOX_ORPHANS = Counter(
     ["mode"],
 )
 
+# ── sandboxes (whoever holds one: rollout workers) ──
+SANDBOX_EXEC_SECONDS = Histogram(
+    "rljob_sandbox_exec_seconds",
+    "Seconds per command in a sandbox, from asking to its answer.",
+    [],
+    SHORT_SECONDS,
+)
+
 # ── weights (engine agent, trainer) ──
 WEIGHT_SWITCHES = Counter(
     "rljob_weight_switches_total",

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from prometheus_client import REGISTRY
 
 from rljob import claimed_sandbox, sandbox_client
 from rljob.claimed_sandbox import ClaimedSandbox
@@ -117,6 +118,17 @@ async def test_an_answer_that_fits_is_taken_with_its_defaults() -> None:
         result = await box.exec("true")
         assert (result.stdout, result.timed_out, result.truncated) == ("out", False, False)
         assert not box.lost
+
+
+async def test_how_long_commands_take_is_measured() -> None:
+    def count() -> float:
+        return REGISTRY.get_sample_value("rljob_sandbox_exec_seconds_count") or 0.0
+
+    async with server(saying(http(GOOD))) as url, box_at(url) as box:
+        await box.exec("true")
+        before = count()
+        await box.exec("true")
+        assert count() == before + 1
 
 
 async def test_more_bytes_than_asked_for_are_a_SandboxError() -> None:
