@@ -293,6 +293,18 @@ def test_a_sandbox_is_reached_by_way_of_the_broker(cli: Cli, folder: Path, tmp_p
     assert cli("release", name).returncode == 0
 
 
+def test_ctrl_c_while_a_claim_waits_claims_nothing(cli: Cli, folder: Path, claim: str) -> None:
+    names = [cli("claim", "default").stdout.decode().strip() for _ in range(2)]
+    waiting = subprocess.Popen(argv("claim", "default"), env=env(folder), stdout=subprocess.PIPE)
+    deadline = time.monotonic() + START_SECONDS
+    while cli("pools").stdout.decode().splitlines()[1].split()[7] != "1":
+        assert time.monotonic() < deadline
+    waiting.send_signal(signal.SIGINT)
+    assert (waiting.communicate(timeout=30)[0], waiting.returncode) == (b"", 130)
+    assert cli("release", *names).returncode == 0
+    assert [line.split()[0] for line in cli("ls").stdout.decode().splitlines()[1:]] == [claim]
+
+
 def test_claims_are_given_back_by_name_by_id_and_all_at_once(cli: Cli, folder: Path) -> None:
     cli("release", "--all")
     names = [cli("claim", "default").stdout.decode().strip() for _ in range(3)]
