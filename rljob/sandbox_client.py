@@ -95,9 +95,8 @@ class SandboxClient:
             ManifestError: the broker knows no such pool or image.
             SandboxError: the broker refused or answered nonsense.
         """
-        claim_id = secrets.token_hex(16)
         request = {
-            "request_id": claim_id,
+            "request_id": secrets.token_hex(16),
             "pool": pool,
             "image": image,
             "env": dict(env or {}),
@@ -106,18 +105,21 @@ class SandboxClient:
             "priority": priority,
             **self._owner,
         }
-        try:
-            return self.attach(await self._acquire(request, timeout))
-        except BaseException:
-            # The broker may have granted it all the same: an answer lost, or this task cancelled while it was read.
-            self._keep(self.release_claim(claim_id))
-            raise
+        return self.attach(await self._acquire(request, timeout))
 
     def attach(self, claim: ClaimAnswer) -> ClaimedSandbox:
         """A sandbox that was claimed before, maybe by another process. Raises SandboxError."""
         return ClaimedSandbox(self, claim, self._relay)
 
     async def _acquire(self, request: Mapping[str, Any], timeout: float) -> ClaimAnswer:
+        try:
+            return await self._granted(request, timeout)
+        except BaseException:
+            # The broker may have granted it all the same: an answer lost, or this task cancelled while it was read.
+            self._keep(self.release_claim(request["request_id"]))
+            raise
+
+    async def _granted(self, request: Mapping[str, Any], timeout: float) -> ClaimAnswer:
         loop = asyncio.get_running_loop()
         deadline, reason = loop.time() + timeout, "no answer"
         while (left := deadline - loop.time()) > 0:

@@ -39,11 +39,6 @@ async def relay(
     if path == "/tunnel":
         raise RefusedError(400, "not_relayed", "a tunnel needs the sandbox's own address")
     query = urlencode(request.query, errors="surrogateescape")
-    headers = {
-        "authorization": f"Bearer {claim.token}",
-        "x-rljob-claim": claim.claim_id,
-        "x-rljob-boot": claim.boot_nonce,
-    }
     stack = AsyncExitStack()
     try:
         # A connection of its own: when the caller hangs up, the guest sees it and ends the command.
@@ -53,7 +48,7 @@ async def relay(
                 request.method,
                 f"{path}?{query}" if query else path,
                 request.body,
-                headers=headers,
+                headers=_opening(claim),
                 timeout_seconds=max(0.0, seconds_left) + GRACE_SECONDS,
                 max_body_bytes=MAX_STREAM_BYTES,
             )
@@ -62,9 +57,17 @@ async def relay(
         raise RefusedError(502, "sandbox_lost", str(error)) from None
     except TimeoutError:
         raise RefusedError(504, "sandbox_lost", "no answer while the claim lived") from None
-    passed_on = {
-        name: text
-        for name, text in streamed.headers.items()
-        if name in _PASSED_ON or name.startswith("x-rljob-")
-    }
+    passed_on = {name: text for name, text in streamed.headers.items() if _is_passed_on(name)}
     return StreamedResponse(streamed.status, passed_on, streamed.pieces, stack.aclose)
+
+
+def _opening(claim: ClaimAnswer) -> dict[str, str]:
+    return {
+        "authorization": f"Bearer {claim.token}",
+        "x-rljob-claim": claim.claim_id,
+        "x-rljob-boot": claim.boot_nonce,
+    }
+
+
+def _is_passed_on(header: str) -> bool:
+    return header in _PASSED_ON or header.startswith("x-rljob-")

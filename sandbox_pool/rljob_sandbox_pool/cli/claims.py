@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from rljob.errors import MachineError, UserError
+from rljob.errors import InfraError, MachineError, UserError
 from rljob.sandbox import ClaimAnswer, ClaimStatus, PoolStatus
 from rljob_sandbox_pool.cli.arguments import environment, in_range
 from rljob_sandbox_pool.cli.state import State, StoredClaim, Where
@@ -113,31 +113,41 @@ def release(options: Options, names: Sequence[str], *, all_of_them: bool) -> Non
     silence()
 
     async def work() -> list[str]:
-        missing = await _release_stored(options.state, here)
-        if elsewhere is not None:
-            async with connect(elsewhere) as client:
-                held = {claim.claim_id for claim in await client.claims()}
-                missing += [name for name in ids if name not in held]
-                for name in ids:
-                    if name in held:
-                        await client.release_claim(name)
-        return missing
+        await _release_stored(options.state, here)
+        if elsewhere is None:
+            return []
+        async with connect(elsewhere) as client:
+            held = {claim.claim_id for claim in await client.claims()}
+            for name in held & set(ids):
+                await client.release_claim(name)
+        return [name for name in ids if name not in held]
 
     if missing := call(work):
         raise UserError("claim", f"there is no claim {', '.join(missing)}", "see rljob sandbox ls")
 
 
-async def _release_stored(state: State, claims: Mapping[str, StoredClaim]) -> list[str]:
-    """Raises MachineError where a broker does not hear it."""
+async def _release_stored(state: State, claims: Mapping[str, StoredClaim]) -> None:
+    """All that can be; then the first error of the others is raised."""
+    problem: UserError | InfraError | None = None
     for name, stored in claims.items():
-        async with connect(stored.where) as client:
-            heard = await client.release_claim(stored.claim.claim_id)
-        if not heard and stored.expires > time.time():
+        try:
+            await _release_one(name, stored)
+        except (UserError, InfraError) as error:
+            problem = problem or error
+        else:
+            state.forget(name)
+    if problem is not None:
+        raise problem
+
+
+async def _release_one(name: str, stored: StoredClaim) -> None:
+    if stored.expires < time.time():
+        return
+    async with connect(stored.where) as client:
+        if not await client.release_claim(stored.claim.claim_id):
             raise MachineError(
                 f"claim {name}", "the broker does not answer", "try again, or: rljob sandbox reap"
             )
-        state.forget(name)
-    return []
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -91,9 +91,16 @@ class State:
                     str(self.folder), "pools are served here already", "stop that, or use --state"
                 ) from None
             try:
+                self._forget_dead(_read(self._served, Served))
                 yield
             finally:
                 self._served.unlink(missing_ok=True)
+
+    def _forget_dead(self, dead: Served | None) -> None:
+        """Claims on one that was killed in this folder: its sandboxes are no more."""
+        for name, stored in self.claims().items():
+            if dead is not None and stored.where.token == dead.token:
+                self.forget(name)
 
     def tell(self, served: Served) -> None:
         """Others may find it now. Raises MachineError."""

@@ -205,6 +205,23 @@ def test_reap_removes_what_a_killed_pool_manager_left(cli: Cli, state: State) ->
     assert cli("reap") == (0, "", "")
 
 
+def test_the_next_to_serve_forgets_the_claims_of_one_that_was_killed(state: State) -> None:
+    killed(state)
+    dead, alive = state.keep(stored(token="dead")), state.keep(stored(token="other"))
+    with state.serving():
+        assert dead not in state.claims()
+        assert alive in state.claims()
+
+
+def test_release_gives_back_what_it_can_before_it_complains(cli: Cli, state: State) -> None:
+    state.keep(stored())
+    over = state.keep(stored(expires=1.0))
+    code, _, err = cli("release", "--all")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "the broker does not answer" in err
+    assert over not in state.claims()
+
+
 def test_reap_leaves_what_is_served_alone(cli: Cli, state: State) -> None:
     with state.serving():
         state.tell(Served("u", "t", 1))
