@@ -30,6 +30,8 @@ from rljob_sandbox_pool.starts import Failures
 END_SECONDS = 10.0
 FAILURES_SHOWN = 3
 """Starts that fail in a row before the pool's health says so."""
+FORGET_SECONDS = 60.0
+"""Failures are forgotten where nothing was tried again for so long after the pause."""
 STARTS_FAILING = "StartsFailing"
 """Reason of a trouble: sandboxes are tried and fail."""
 _log = structlog.get_logger("rljob.sandbox_pool")
@@ -123,6 +125,13 @@ class Members:
 
     def _is_stuck(self, member: Member) -> bool:
         return member.state is MemberState.STARTING and member.running.trouble() is not None
+
+    def forget_failures(self) -> None:
+        """Of images that nobody wants any more: the next start would be long since."""
+        now, starting = self._clock.monotonic(), {member.image for member in self._starting()}
+        for image, failures in list(self.failures.items()):
+            if image not in starting and now > failures.no_start_before + FORGET_SECONDS:
+                del self.failures[image]
 
     # ── one of them ──
 

@@ -353,6 +353,7 @@ class Pool:
 
     def _observed(self) -> Observed:
         members = self._members
+        members.forget_failures()
         return Observed(
             now=self._clock.monotonic(),
             warm=self.spec.warm,

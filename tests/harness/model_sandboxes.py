@@ -67,6 +67,7 @@ class Faults:
     refused_starts: int = 0
     stillborn: int = 0
     """Starts whose sandbox dies before it has an address."""
+    stillborn_images: set[str] = field(default_factory=set)
     no_room: bool = False
     """New sandboxes find no node."""
     broken_images: set[str] = field(default_factory=set)
@@ -80,14 +81,18 @@ class Box:
         self.world, self.spec, self.id, self.image = world, spec, spec.id, spec.image
         self.revision = revision
         self.dead = self.gone = False
+        self.is_foul = False
+        """Its next reset must not verify."""
         self.silent_until = 0.0
         self.lose_answers_to: set[str] = set()
+        self.dies_of: set[str] = set()
+        """Calls that it answers with its last breath."""
         self.watchers: list[Callable[[], None]] = []
         self.backend = SimulatedBackend(1000, lambda: self.die("expired"))
         self.guest = Guest(spec.id, spec.key, self.backend)
         self.address_at = world.loop.now + world.faults.start_seconds
         world.boxes[self.id] = self
-        if world.faults.stillborn > 0:
+        if world.faults.stillborn > 0 or self.image in world.faults.stillborn_images:
             world.faults.stillborn -= 1
             self.die("stillborn")
 
@@ -128,10 +133,12 @@ class Box:
 
     def spoil(self) -> None:
         """Its resets leave something behind."""
+        self.is_foul = True
         self.backend.reset = lambda done: done(["something is left"])
 
     def forget_key(self) -> None:
         """Somebody answers in its guest's place."""
+        self.is_foul = True
         self.guest._key = b"another key"
 
     def ask(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Response:
@@ -210,6 +217,8 @@ class _Client:
             box.lose_answers_to.discard(path)
             return None
         await asyncio.sleep(LATENCY_SECONDS)
+        if path in box.dies_of:
+            box.die("its last breath")
         return response
 
     async def aclose(self) -> None:

@@ -8,10 +8,12 @@ nothing fails any more: soon as many warm as wanted, and no more.
 import asyncio
 import json
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -30,6 +32,7 @@ from tests.harness.model_sandboxes import Faults, Link, ModelRuntime, VirtualLoo
 ADOPT_SECONDS = 15.0
 CALM_SECONDS = 400.0
 """Longer than the longest time to live, back-off, idleness and quarantine together."""
+FAILURES = ["die", "hang", "unclean", "impostor", "lose answers", "last breath"]
 WAYS = {
     None: {S.STARTING},
     S.STARTING: {S.READY, S.CLAIMED, S.RESETTING, S.QUARANTINED, S.ENDING},
@@ -69,9 +72,12 @@ class PoolMachine(RuleBasedStateMachine):
         self.states: dict[str, S] = {}
         self.jobs: dict[str, str] = {}
         """Whose claims a sandbox has served."""
+        self.condemned: set[str] = set()
+        """Sandboxes that cannot have verified."""
         self.patch = mock.patch.object(member_module, "HttpClient", self.client)
         self.patch.start()
         self.run(self.take_over())
+        self.run(asyncio.sleep(1.0))
 
     def client(self, url: str, **more: Any) -> Any:
         """In place of `HttpClient`."""
@@ -124,6 +130,9 @@ class PoolMachine(RuleBasedStateMachine):
         before = self.states.get(member.id, S.STARTING)
         assert member.state in WAYS[before], (before, member.state)
         self.states[member.id] = member.state
+        if member.state is S.RESETTING and self.world.boxes[member.id].is_foul:
+            self.condemned.add(member.id)
+        assert member.state not in (S.READY, S.CLAIMED) or member.id not in self.condemned
         assert bool(member.claim_id) == (member.state is S.CLAIMED)
         assert bool(member.evidence) >= (member.state is S.QUARANTINED)
         most = self.spec.max_per_job
@@ -160,19 +169,25 @@ class PoolMachine(RuleBasedStateMachine):
         self, job: str, image: str | None, wait: float, seconds: float, priority: int, num: int
     ) -> None:
         for _ in range(num):
-            name = f"c{len(self.claims)}"
-            body = {
-                "request_id": name,
-                "pool": "p",
-                "image": image,
-                "wait_seconds": wait,
-                "ttl_seconds": seconds,
-                "priority": priority,
-            }
-            claim = Claim(name, job, body)
-            self.claims.append(claim)
-            self.ask(claim)
+            body = {"wait_seconds": wait, "ttl_seconds": seconds, "priority": priority}
+            self.ask(self.new_claim(job, image=image, **body))
         self.run(asyncio.sleep(0.01))
+
+    def new_claim(self, job: str, **more: Any) -> Claim:
+        name = f"c{len(self.claims)}"
+        self.claims.append(Claim(name, job, {"request_id": name, "pool": "p", **more}))
+        return self.claims[-1]
+
+    @rule(job=st.sampled_from(["ns/a", "ns/b"]), num=st.integers(1, 3))
+    def episodes(self, job: str, num: int) -> None:
+        """Claimed, used, given back."""
+        claims = [self.new_claim(job, wait_seconds=2.0, ttl_seconds=60.0) for _ in range(num)]
+        for claim in claims:
+            self.ask(claim)
+        self.run(asyncio.sleep(1.0))
+        self.collect()
+        for claim in claims:
+            self.run(self.give_back(claim))
 
     def ask(self, claim: Claim) -> None:
         claim.due = self.loop.now + claim.body["wait_seconds"] + LATE_SECONDS + CLAIM_SECONDS + 0.1
@@ -230,7 +245,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def ask_again(self, data: st.DataObject) -> None:
         """As after an answer that was lost."""
-        claim = self.some(data, self.open_claims())
+        claim = self.some(data, sorted(self.open_claims(), key=lambda each: not each.sandbox))
         if claim.task is None:
             self.ask(claim)
             self.run(asyncio.sleep(0.01))
@@ -246,7 +261,8 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.open_claims())
     @rule(data=st.data(), broken=st.booleans())
     def release(self, data: st.DataObject, broken: bool) -> None:
-        self.run(self.give_back(self.some(data, self.open_claims()), broken))
+        claims = sorted(self.open_claims(), key=lambda each: not each.sandbox)
+        self.run(self.give_back(self.some(data, claims), broken))
 
     async def give_back(self, claim: Claim, broken: bool = False) -> None:
         claim.is_released = True
@@ -263,9 +279,9 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.boxes)
     @rule(data=st.data(), seconds=st.integers(1, 40))
     def a_sandbox_fails(self, data: st.DataObject, seconds: int) -> None:
-        boxes = sorted(self.world.boxes.values(), key=lambda box: box.id in self.jobs)
+        boxes = sorted(self.world.boxes.values(), key=lambda box: box.id not in self.jobs)
         box = boxes[data.draw(st.integers(0, len(boxes) - 1))]
-        how = data.draw(st.sampled_from(["die", "hang", "unclean", "impostor", "lose"]))
+        how = data.draw(st.sampled_from(FAILURES))
         if how == "die":
             box.die("a crash")
         elif how == "hang":
@@ -274,6 +290,8 @@ class PoolMachine(RuleBasedStateMachine):
             box.spoil()
         elif how == "impostor":
             box.forget_key()
+        elif how == "last breath":
+            box.dies_of |= {"/claim", "/reset"}
         else:
             box.lose_answers_to |= {"/claim", "/reset"}
         self.run(asyncio.sleep(0.01))
@@ -283,11 +301,11 @@ class PoolMachine(RuleBasedStateMachine):
             Faults,
             start_seconds=st.sampled_from([0.1, 5.0]),
             end_seconds=st.sampled_from([0.0, 0.5, 10.0]),
-            refused_starts=st.sampled_from([0, 1, 4]),
-            stillborn=st.sampled_from([0, 1, 4]),
-            no_room=st.booleans(),
-            broken_images=st.sets(st.sampled_from("ab")),
-            starts_at_once=st.sampled_from([0, 1, 100]),
+            refused_starts=st.sampled_from([0, 0, 1, 4]),
+            stillborn=st.sampled_from([0, 0, 1, 4]),
+            no_room=st.sampled_from([False, False, True]),
+            broken_images=st.sampled_from([set(), set(), {"a"}, {"b"}, {"a", "b"}]),
+            starts_at_once=st.sampled_from([100, 100, 1, 0]),
         )
     )
     def starts_fail(self, faults: Faults) -> None:
@@ -303,7 +321,7 @@ class PoolMachine(RuleBasedStateMachine):
         quota=st.sampled_from([None, 1, 2]),
         images=st.sampled_from([{}, {"a": 1, "b": 1}, {"b": 3, "a": 1}]),
         seconds=st.sampled_from([0, 20]),
-        strategy=st.sampled_from(["reset", "recreate"]),
+        strategy=st.sampled_from(["reset", "reset", "recreate"]),
         another_template=st.booleans(),
     )
     def another_spec(
@@ -378,6 +396,18 @@ class PoolMachine(RuleBasedStateMachine):
         assert ready == {image: num for image, num in wanted.items() if num}
         assert len(self.pool._leases) == 0
         assert self.pool.trouble() is None
+        for job in ("ns/a", "ns/b"):
+            for image in self.runtime.images(self.spec):
+                self.serves(job, image)
+
+    def serves(self, job: str, image: str) -> None:
+        """Whoever asks gets a sandbox."""
+        claim = self.new_claim(job, image=image, wait_seconds=5.0)
+        self.ask(claim)
+        self.run(asyncio.sleep(6.0))
+        self.collect()
+        assert self.opens(claim), claim
+        self.run(self.give_back(claim))
 
     def teardown(self) -> None:
         try:
@@ -397,9 +427,50 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 PoolMachine.TestCase.settings = settings(
-    max_examples=40,
+    max_examples=20,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
 TestPoolMachine = PoolMachine.TestCase
+
+
+@pytest.fixture
+def machine() -> Iterator[PoolMachine]:
+    made = PoolMachine()
+    yield made
+    made.teardown()
+
+
+def test_who_asks_again_while_the_sandbox_is_mute_keeps_the_second_one(
+    machine: PoolMachine,
+) -> None:
+    claim = machine.new_claim("ns/a", wait_seconds=2.0)
+    machine.ask(claim)
+    machine.run(asyncio.sleep(1.0))
+    machine.all_is_well()
+    first = claim.sandbox
+    machine.world.boxes[first].silent_until = machine.loop.now + 30.0
+    machine.the_pool_manager_is_killed()
+    machine.ask(claim)
+    machine.run(asyncio.sleep(1.0))
+    machine.all_is_well()
+    second = claim.sandbox
+    assert second not in ("", first)
+    machine.run(asyncio.sleep(40.0))
+    assert first not in machine.world.boxes
+    assert machine.opens(claim)
+
+
+def test_an_image_that_never_comes_up_holds_up_no_other(machine: PoolMachine) -> None:
+    machine.world.faults = Faults(stillborn_images={"b"})
+    machine.another_spec(2, 2, None, {"a": 1, "b": 1}, 20, "reset", another_template=True)
+    machine.run(asyncio.sleep(60.0))
+    assert machine.pool.counts().ready == 1
+    trouble = machine.pool.trouble()
+    assert trouble
+    assert trouble.reason == "StartsFailing"
+    num_failed = machine.pool.status().failed_total
+    for _ in range(10):
+        machine.episodes("ns/a", 1)
+    assert machine.pool.status().failed_total - num_failed <= 1
