@@ -91,6 +91,7 @@ class Archives:
         task, until = self._tasks[0], self._loop.now() + SLICE_SECONDS
         try:
             with self._user.borrowed():
+                next(task.steps)
                 while self._loop.now() < until:
                     next(task.steps)
         except StopIteration as end:

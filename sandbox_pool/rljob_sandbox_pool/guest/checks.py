@@ -6,6 +6,7 @@ import base64
 import binascii
 import json
 import math
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,7 +172,7 @@ def new_files(request: dict[str, Any], data: memoryview) -> list[NewFile]:
         if size < 0 or size > len(data):
             raise bad("the files' sizes do not fit the body")
         mode = int(number(head, "mode", 0o644, 0, 0o777))
-        final = text(head, "final", "", MAX_PATH_CHARACTERS)
+        final = file_name(text(head, "final", "", MAX_PATH_CHARACTERS))
         mtime = head.get("mtime_ns")
         mtime_ns = int(mtime) if isinstance(mtime, int) and 0 <= mtime < _MAX_TIME_NS else None
         append = head.get("append") is True
@@ -187,4 +188,13 @@ def path(request: dict[str, Any]) -> str:
     value = text(request, "path", "", MAX_PATH_CHARACTERS)
     if not value:
         raise bad("path is missing")
+    return file_name(value)
+
+
+def file_name(value: str) -> str:
+    """A name that the system can have."""
+    try:
+        os.fsencode(value)
+    except UnicodeEncodeError:
+        raise bad("a path holds characters that no file name has") from None
     return value

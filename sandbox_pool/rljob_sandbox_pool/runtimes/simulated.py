@@ -35,8 +35,12 @@ class _Files:
         self.content: dict[str, bytes] = {}
         self._limit_bytes = limit_bytes
 
+    @staticmethod
+    def full(path: str) -> str:
+        return posixpath.normpath(posixpath.join(WORKSPACE, path))
+
     def read(self, path: str) -> bytes:
-        full = posixpath.normpath(posixpath.join(WORKSPACE, path))
+        full = self.full(path)
         if full in self.content:
             return self.content[full]
         if self._is_folder(full):
@@ -44,7 +48,7 @@ class _Files:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
     def write(self, path: str, data: bytes) -> None:
-        full = posixpath.normpath(posixpath.join(WORKSPACE, path))
+        full = self.full(path)
         if self._is_folder(full) or path.endswith("/"):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         if not full.startswith((WORKSPACE + "/", "/tmp/")):
@@ -229,7 +233,10 @@ class SimulatedBackend:
 
     def write_file(self, file: checks.NewFile) -> None:
         """See `guest.app.Backend`."""
-        self._files.write(file.path, file.data)
+        old = self._files.content.get(self._files.full(file.path), b"") if file.append else b""
+        self._files.write(file.final or file.path, old + file.data)
+        if file.final:
+            self._files.content.pop(self._files.full(file.path), None)
 
     def reset(self, done: Callable[[list[str]], None]) -> None:
         """See `guest.app.Backend`."""

@@ -396,7 +396,7 @@ def unpack_anything(make: Callable[[], bytes]) -> None:
                 assert not leads_outside(depth, str(path.readlink()))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(MEMBERS)
 def test_no_order_of_members_gets_out(members: list[tuple[str, bytes, str]]) -> None:
     unpack_anything(
@@ -412,7 +412,7 @@ WHOLE = tar(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, len(WHOLE) - 1), st.binary(min_size=1, max_size=8)), max_size=4

@@ -314,7 +314,7 @@ def test_what_python_writes_is_read() -> None:
         assert same.getnames() == ["/".join(m.parts) for m in found]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, len(WHOLE)), st.binary(max_size=6)), max_size=5))
 def test_broken_archives_are_nonsense_or_stay_within_bounds(
     changes: list[tuple[int, bytes]],
@@ -335,7 +335,7 @@ KINDS = st.sampled_from([tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarf
 TARGETS = st.sampled_from(["a", "b", "../b", "..", "../..", "/tmp", "a/b", "../outside/file"])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(NAMES, KINDS, TARGETS), min_size=1, max_size=8))
 async def test_no_order_of_members_gets_out(entries: list[tuple[str, bytes, str]]) -> None:
     data = tar(*((n, {"type": kind, "linkname": link}) for n, kind, link in entries))
@@ -349,4 +349,4 @@ async def test_no_order_of_members_gets_out(entries: list[tuple[str, bytes, str]
         assert (root / "outside/file").stat().st_nlink == 1
         assert [path.name for path in (root / "outside").iterdir()] == ["file"]
         for path in (root / "out").rglob("*"):
-            assert path.resolve().is_relative_to(root / "out")
+            assert f"{os.path.realpath(path)}/".startswith(f"{root / 'out'}/")
