@@ -4,7 +4,7 @@
     await upload(box, Path("a.bin"), "/workspace/a.bin")        a file to a file
     await download(box, "/workspace/out", Path("out"))          the other way
 
-Modes, times, links and hard links are kept. A tree travels as archives of at most 8 MiB; a file that fits into none
+Modes, times, links and hard links are kept. A tree travels as archives of at most 4 MiB; a file that fits into none
 travels in parts beside its place and is put there whole.
 """
 
@@ -34,9 +34,9 @@ from rljob.sandbox_tar import (
 from rljob.sandbox_unpack import Downloaded, Target
 from rljob.sandbox_wire import encode
 
-ARCHIVE_BYTES = 8 * 1024 * 1024
+ARCHIVE_BYTES = 4 * 1024 * 1024
 """Largest archive sent: a guest holds it twice, and has 64 MiB."""
-PART_BYTES = 8 * 1024 * 1024
+PART_BYTES = 4 * 1024 * 1024
 """Largest archive asked for, and largest part of a file either way."""
 MAX_DOWNLOAD_BYTES = 4 * 1024**3
 MAX_DOWNLOAD_FILES = 500_000

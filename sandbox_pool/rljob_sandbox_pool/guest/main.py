@@ -217,6 +217,7 @@ def serve(config: dict[str, Any], listener: socket.socket, *, pipe: int | None =
             config["users"]["guest"], config["users"]["agent"], config["uid"]
         )
         system.harden()
+    system.return_large_buffers()
     seccomp.install()
     loop = Loop()
     backend = SandboxBackend(loop, config, user)

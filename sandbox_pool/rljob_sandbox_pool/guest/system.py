@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 _CLONE_NEWUSER = 0x10000000
+_M_MMAP_THRESHOLD, _LARGE_BYTES = -3, 1 << 18
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -26,6 +27,11 @@ def harden() -> None:
     """
     _prctl(_PR_SET_DUMPABLE, 0)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def return_large_buffers() -> None:
+    """What is large goes back to the system when it is freed: bodies come and go, and the sandbox needs its memory."""
+    _LIBC.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
 def enter_user_namespace(guest_uid: int, agent_uid: int, agent: int) -> None:
