@@ -138,6 +138,8 @@ class FakeBroker:
         """Sandboxes that are claimed now, by claim id."""
         self.most_claimed = 0
         self.num_claims = 0
+        self.priorities: list[int] = []
+        """Of the claims that were asked for, in order."""
         self.returned: list[str] = []
         """Claim ids given back by `release_claim`."""
 
@@ -149,10 +151,12 @@ class FakeBroker:
         env: Mapping[str, str] | None = None,
         ttl_seconds: float = 3600.0,
         timeout: float = 600.0,
+        priority: int = 0,
     ) -> FakeSandbox:
         """See `rljob.sandbox_client.SandboxClient.acquire`."""
         if self._pools is not None and pool not in self._pools:
             raise ManifestError("sandbox", f"no pool {pool!r}", "name a pool of spec.sandboxPools")
+        self.priorities.append(priority)
         try:
             async with asyncio.timeout(timeout):
                 await self._free.acquire()

@@ -46,6 +46,7 @@ class Broker(Protocol):
         env: Mapping[str, str] | None,
         ttl_seconds: float,
         timeout: float,
+        priority: int,
     ) -> Box:
         """Claim a sandbox. Raises DeadlineError, ManifestError, SandboxError."""
         ...
@@ -93,6 +94,7 @@ class Claims:
         env: Mapping[str, str],
         ttl_seconds: float,
         timeout: float,
+        priority: int = 0,
     ) -> Box:
         """Claim a sandbox; a caller that is cancelled meanwhile leaves nothing claimed.
 
@@ -109,6 +111,7 @@ class Claims:
                 env=env,
                 ttl_seconds=ttl_seconds,
                 timeout=max(min(left, CLAIM_SLICE_SECONDS), 0.1),
+                priority=priority,
             )
             task = asyncio.ensure_future(request)
             try:

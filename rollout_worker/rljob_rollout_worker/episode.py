@@ -47,6 +47,8 @@ REMEMBERED_DEATHS = 10_000
 EVIDENCE_CHARS = 4000
 TTL_SLACK_SECONDS = 600.0
 """What a claim lives beyond all deadlines of its episode: waits between stages, engine pauses."""
+REWARD_PRIORITY = 10
+"""Of a claim for the reward: what was begun is finished before anything else begins."""
 
 _log = structlog.get_logger("rljob.episode")
 
@@ -150,6 +152,7 @@ class Episode:
             env=plan.env,
             ttl_seconds=ttl,
             timeout=deadlines.acquire_seconds,
+            priority=REWARD_PRIORITY if self.wants_fresh_sandbox else 0,
         )
         self._box_id = self._box_id or self._box.id
 

@@ -27,6 +27,7 @@ class SlowBroker(FakeBroker):
         env: Mapping[str, str] | None = None,
         ttl_seconds: float = 0.0,
         timeout: float = 0.0,
+        priority: int = 0,
     ) -> FakeSandbox:
         await self.grant.wait()
         return await super().acquire(pool, image=image, env=env)

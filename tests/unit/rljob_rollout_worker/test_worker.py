@@ -92,7 +92,10 @@ async def test_the_configured_system_prompt_opens_every_episode(house: Make) -> 
     assert opened[0] == [{"role": "system", "content": "Be brief."}, prompt[1]]
 
 
-async def test_a_fresh_sandbox_is_claimed_after_the_first_was_released(house: Make) -> None:
+@pytest.mark.parametrize("size", [1, 2])
+async def test_a_fresh_sandbox_is_claimed_after_the_first_was_released(
+    house: Make, size: int
+) -> None:
     tasks = [
         {
             "name": "shell",
@@ -101,10 +104,13 @@ async def test_a_fresh_sandbox_is_claimed_after_the_first_was_released(house: Ma
             "reward": {"freshSandbox": True},
         }
     ]
-    home = house(ledger=FakeLedger(40), broker=FakeBroker(size=2), spec={"tasks": tasks}, rows=40)
+    home = house(
+        ledger=FakeLedger(40), broker=FakeBroker(size=size), spec={"tasks": tasks}, rows=40
+    )
     await home.run()
     assert home.broker.num_claims == 80
-    assert home.broker.most_claimed <= 2
+    assert home.broker.most_claimed <= size
+    assert sorted(home.broker.priorities) == [0] * 40 + [10] * 40
     assert {record.reward for record in records(home)} == {1.0}
     assert home.ledger.failures == []
 

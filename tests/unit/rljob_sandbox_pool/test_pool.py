@@ -41,7 +41,7 @@ class Runtime(SimulatedRuntime):
         if fault == "tainted":
             box.guest.lock.state = State.TAINTED
         if fault == "unclean":
-            box.backend.reset = lambda: ["something is left"]
+            box.backend.reset = lambda done: done(["something is left"])
         if fault == "deaf":
             hear = box.guest.handle
             box.guest.handle = lambda request, reply: (
@@ -300,3 +300,61 @@ async def test_the_same_claim_id_of_another_job_is_another_claim() -> None:
         assert await pool.release("x", job="ns/a")
         assert await pool.release("x", job="ns/b")
         assert pool.counts().claimed == 0
+
+
+async def test_with_one_sandbox_what_was_begun_is_finished_before_anything_else_begins() -> None:
+    done: list[str] = []
+
+    async def episode(name: str) -> None:
+        """As of a task with freshSandbox: nobody holds a sandbox while it waits for another."""
+        await claim(pool, f"{name} runs")
+        done.append(f"{name} runs")
+        await pool.release(f"{name} runs")
+        await claim(pool, f"{name} is scored", priority=10)
+        done.append(f"{name} is scored")
+        await pool.release(f"{name} is scored")
+
+    async with running(Runtime(), warm=1, max=1) as pool:
+        await asyncio.gather(*(episode(name) for name in "abcd"))
+    assert len(done) == 8
+    # One more may begin in the moment between the release and the next claim.
+    assert max(done.index(f"{n} is scored") - done.index(f"{n} runs") for n in "abcd") <= 2
+
+
+async def test_a_job_gets_no_more_than_its_share_of_a_pool() -> None:
+    async with running(Runtime(), warm=3, max=4, maxPerJob=2) as pool:
+        for name in "ab":
+            await claim(pool, name, job="ns/greedy")
+        with pytest.raises(NoSandboxError, match="holds 2 sandboxes of pool p, as many as") as none:
+            await claim(pool, "c", wait=0.0, job="ns/greedy")
+        assert none.value.error == "at_quota"
+        await claim(pool, "d", job="ns/modest")
+        waiting = asyncio.create_task(claim(pool, "c", job="ns/greedy"))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        await pool.release("a", job="ns/greedy")
+        assert (await waiting)["claim_id"] == "c"
+
+
+async def test_a_sandbox_that_does_not_come_clean_is_kept_with_its_evidence() -> None:
+    seen: list[tuple[str, list[str]]] = []
+    async with running(Runtime(faults=["unclean"]), warm=1, max=3) as pool:
+        pool.on_state = lambda member: seen.append((member.state.value, list(member.evidence)))
+        first = await claim(pool, "a")
+        await pool.release("a")
+        await until(lambda: pool.status().quarantined == 1)
+        await until(lambda: pool.status().ready == 1)
+        assert ("quarantined", ["something is left"]) in seen
+        for name in "bcd":
+            assert (await claim(pool, name))["sandbox_id"] != first["sandbox_id"]
+        assert pool.status().quarantined == 0  # its place was wanted
+
+
+async def test_a_reset_after_which_the_guest_cannot_prove_itself_is_no_reset() -> None:
+    runtime = Runtime()
+    async with running(runtime, warm=1, max=2, recycle={"quarantineSeconds": 0}) as pool:
+        first = await claim(pool, "a")
+        runtime.started[0].guest._key = b"somebody else's"
+        await pool.release("a")
+        assert (await claim(pool, "b"))["sandbox_id"] != first["sandbox_id"]
+        await until(lambda: pool.counts().quarantined + pool.counts().ending == 0)
