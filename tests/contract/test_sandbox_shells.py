@@ -230,6 +230,26 @@ async def test_a_program_that_asks_is_answered(shell: Shell) -> None:
     assert (await shell.wait(timeout=20)).exit_code == 9
 
 
+async def test_what_was_said_before_one_waits_is_not_waited_for(shell: Shell) -> None:
+    await shell.run("read x; echo got $x; sleep 77", timeout=0, on_timeout="leave")
+    await shell.input("it\n")
+    await asyncio.sleep(0.3)
+    assert (await shell.wait(timeout=60, quiet=0.1)).output == "got it\n"
+
+
+async def test_the_end_of_a_shell_that_nobody_waited_for_is_told_once(
+    box: ClaimedSandbox, shell: Shell
+) -> None:
+    await shell.run("read x; echo $x; exit 4", timeout=0, on_timeout="leave")
+    await shell.input("last words\n")
+    await box.exec(f"while kill -0 {shell.pid}; do sleep 0.01; done", timeout=20)
+    result = await shell.wait()
+    assert (result.exit_code, result.alive) == (4, False)
+    assert result.output.startswith("last words\n")
+    with pytest.raises(BrokenPipeError):
+        await shell.wait()
+
+
 async def test_input_ends_where_its_sender_says_so(shell: Shell) -> None:
     await shell.run("cat; echo end", timeout=0, on_timeout="leave")
     await shell.input("line\n", eof=True)

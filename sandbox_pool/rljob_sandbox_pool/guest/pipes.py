@@ -139,6 +139,11 @@ class Output:
         self._kept = bytearray()
         self._taken_bytes = 0
 
+    @property
+    def kept_bytes(self) -> int:
+        """What can be taken."""
+        return len(self._kept)
+
     def add(self, data: bytes) -> bytes:
         """Keep; returns what was kept."""
         room = max(0, self.limit_bytes - self._taken_bytes - len(self._kept))

@@ -29,9 +29,9 @@ INTERRUPT_SECONDS = 2.0
 """How long what was interrupted may take to end, before it is killed."""
 MAX_IDLE_OUTPUT_BYTES = 65_536
 """What background jobs say while no command runs is kept for the next answer, so much of it."""
-MAX_WAITING_INPUT_BYTES = 8 * 1024 * 1024
+MAX_WAITING_INPUT_BYTES = 4 * 1024 * 1024
 TIMEOUT_EXIT_CODE = 124
-_AGAIN_SECONDS = 0.02
+_AGAIN_SECONDS, _INSIST_SECONDS = 0.02, 0.2
 _END_OF_FILE, _INTERRUPT = b"\x04", b"\x03"
 """On a terminal."""
 
@@ -71,6 +71,7 @@ class Shell:
         """A command runs; at first: the shell's own start."""
         self.exit_code: int | None = None
         """Of the shell, once it has ended."""
+        self._end_is_told = False
         self._last_code = 0
         self._timed_out = False
         self._spared: frozenset[int] = frozenset(pids())
@@ -101,13 +102,14 @@ class Shell:
             raise RefusedError(400, "bad_request", "command is not text") from None
         self._number += 1
         self.running, self._timed_out = True, False
-        self._spared = frozenset(pids())
+        self._spared, self._heard = frozenset(pids()), self._loop.now()
         self._control.send(lines)
         self.wait(patience, done)
 
     def wait(self, patience: Patience, done: Done) -> None:
         """More of a command that was left running; at once where none is. Raises RefusedError."""
-        self._check_alive()
+        if self._end_is_told:
+            self._check_alive()
         if self._waiter is not None:
             raise RefusedError(409, "shell_busy", "somebody waits for this shell already")
         self._output.limit_bytes = patience.max_output_bytes
@@ -116,6 +118,8 @@ class Shell:
             self._answer()
             return
         self._later(patience.timeout_seconds, self._late)
+        if self._output.kept_bytes:
+            self._watch_quiet()
 
     def input(self, data: bytes, *, ends: bool) -> None:
         """What commands read; the end of it is for good, but on a terminal. Raises RefusedError."""
@@ -164,8 +168,22 @@ class Shell:
             self._answer()
             return
         self._timed_out = True
+        self._press(self._loop.now())
+
+    def _press(self, since: float) -> None:
+        """End the command, ever more firmly.
+
+        More than once: a shell takes no notice of an interrupt where its child ends by itself in that moment.
+        """
+        seconds = self._loop.now() - since
+        if seconds >= 2 * INTERRUPT_SECONDS:
+            self.kill()
+            return
+        if seconds >= INTERRUPT_SECONDS:
+            self._kill_command()
         self._interrupt()
-        self._later(INTERRUPT_SECONDS, self._kill_command)
+        pause = _INSIST_SECONDS if seconds >= INTERRUPT_SECONDS else INTERRUPT_SECONDS / 2
+        self._later(pause, lambda: self._press(since))
 
     def _interrupt(self) -> bool:
         """SIGINT to what is in the foreground. False: that changes right now, and will be tried again."""
@@ -203,7 +221,6 @@ class Shell:
         send(self.pid, signal.SIGSTOP)
         self._children.kill_family(self.pid, self._spared | {self.pid})
         send(self.pid, signal.SIGCONT)
-        self._later(INTERRUPT_SECONDS, self.kill)
 
     def _hear(self, data: bytes) -> None:
         self._output.add(data)
@@ -269,6 +286,7 @@ class Shell:
             if timer is not None:
                 timer.cancel()
         self._quiet = None
+        self._end_is_told = self.exit_code is not None
         self._outlet.drain()
         kept = self._output
         limit = patience.max_output_bytes if self.running else MAX_IDLE_OUTPUT_BYTES

@@ -28,8 +28,8 @@ _BASH = Dialect(
     (250, 251, 252),
     "set +o history +H; unset HISTFILE; shopt -s expand_aliases\n",
 )
-# The standard wants one digit only.
-_POSIX = Dialect(("-i",), "command eval", (7, 8, 9), "")
+# The standard wants one digit only. Busybox takes a child's end while it reads for the end of what it reads.
+_POSIX = Dialect(("-i",), "command eval", (7, 8, 9), "set -o ignoreeof\n")
 
 _REPORT = "__rljob"
 MAX_CODE = 255
