@@ -39,6 +39,8 @@ from rljob_sandbox_pool.relay import MAX_BODY_BYTES, relay
 
 MAX_WAIT_SECONDS = 30.0
 MAX_PRIORITY = 100
+STRANGERS_BYTES = 16_384
+"""Largest body of who has shown no token."""
 _CLAIMS = "/v1/claims"
 
 
@@ -114,11 +116,10 @@ class Broker:
         return await self._route(request, self._tenant(request.headers))
 
     def admit(self, method: str, target: str, headers: Mapping[str, str], length: int) -> None:
-        """Only what is passed on to a guest may be large, and only a job's. Raises RefusedError."""
-        if length <= SMALL_BYTES:
-            return
-        self._tenant(headers)
-        if _guest_path(target.partition("?")[0]) is None:
+        """Only a job's body may be of some size, only what is passed on to a guest large. Raises RefusedError."""
+        if length > STRANGERS_BYTES:
+            self._tenant(headers)
+        if length > SMALL_BYTES and _guest_path(target.partition("?")[0]) is None:
             raise RefusedError(413, "too_large", f"a body is at most {SMALL_BYTES} bytes")
 
     def _tenant(self, headers: Mapping[str, str]) -> Tenant:

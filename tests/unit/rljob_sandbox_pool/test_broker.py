@@ -225,6 +225,14 @@ async def test_only_what_is_for_a_guest_may_be_large(
     assert (said, refusal["error"]) == (status, error)
 
 
+async def test_who_shows_no_token_is_refused_before_much_is_read(address: str) -> None:
+    status, refusal = await ask(address, "POST", "/v1/claims", b"x" * 20_000, x_rljob_token="three")
+    assert (status, refusal["error"]) == (401, "unauthorized")
+    said, writer = await head(address, 20_000, token="three")
+    assert said.startswith(b"HTTP/1.1 401")
+    writer.close()
+
+
 async def head(address: str, length: int, token: str = "one") -> tuple[bytes, asyncio.StreamWriter]:
     """Begin a request with a body of that length; what is said to its head alone, at once."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
