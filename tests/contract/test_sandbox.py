@@ -1,9 +1,11 @@
 """What a sandbox promises, whatever runs it: one suite over every runtime, through broker, client and guest."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
+from rljob import sandbox_archive
 from rljob.claimed_sandbox import ClaimedSandbox
 from rljob.errors import DeadlineError, ManifestError, SandboxError
 from rljob.http1 import HttpClient
@@ -275,6 +277,45 @@ async def test_a_claim_past_its_time_to_live_is_over_and_its_place_is_free(pool_
     await box.release()
 
 
+async def test_a_claim_that_nobody_uses_is_over_and_its_place_is_free(pool_of) -> None:
+    client = await pool_of(warm=1, max=1)
+    box = await client.acquire("default", ttl_seconds=600, idle_seconds=1)
+    for _ in range(4):
+        await asyncio.sleep(0.4)
+        assert (await box.exec("true")).exit_code == 0
+    running = await box.exec("sleep 1.6; echo done")
+    assert running.stdout == "done\n"
+    async with client.claim("default", timeout=30) as other:
+        assert other.id != box.id
+        with pytest.raises(SandboxError):
+            await box.exec("true")
+    await box.release()
+
+
+async def test_a_large_file_goes_in_by_parts(
+    box: ClaimedSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox_archive, "PART_BYTES", 100_000)
+    data = bytes(range(256)) * 2000
+    (tmp_path / "file").write_bytes(data)
+    await sandbox_archive.upload(box, tmp_path / "file", "deep/down/file")
+    assert await box.read_file("deep/down/file") == data
+    assert (await box.exec("ls", cwd="deep/down")).stdout == "file\n"
+
+
+async def test_a_folder_goes_in_and_comes_out(box: ClaimedSandbox, tmp_path: Path) -> None:
+    (tmp_path / "in/deep").mkdir(parents=True)
+    (tmp_path / "in/deep/file").write_bytes(b"content")
+    if (await box.exec("uname")).exit_code != 0:
+        with pytest.raises(ValueError, match="no archives"):
+            await sandbox_archive.upload(box, tmp_path / "in", "in")
+        return
+    await sandbox_archive.upload(box, tmp_path / "in", "in")
+    came = await sandbox_archive.download(box, "in", tmp_path / "out")
+    assert (came.num_files, came.num_bytes, came.left_out) == (1, 7, [])
+    assert (tmp_path / "out/deep/file").read_bytes() == b"content"
+
+
 async def test_a_released_box_refuses_calls_here_already(client: SandboxClient) -> None:
     box = await client.acquire("default")
     await box.release()
@@ -337,7 +378,7 @@ async def test_another_boot_nonce_is_refused(box: ClaimedSandbox) -> None:
     assert b"other_boot" in answer.body
 
 
-@pytest.mark.parametrize("path", ["/claim", "/reset", "/release", "/exec"])
+@pytest.mark.parametrize("path", ["/claim", "/reset", "/release", "/exec", "/tunnel"])
 async def test_without_a_key_or_a_token_nothing_opens(box: ClaimedSandbox, path: str) -> None:
     http = HttpClient(box.url)
     answer = await http.request("POST", path, b"{}", headers={"x-rljob-pool": "guess"})
