@@ -23,12 +23,13 @@ from rljob_sandbox_pool.guest.files import Files
 from rljob_sandbox_pool.guest.folders import TooLargeError
 from rljob_sandbox_pool.guest.loop import Loop, Timer
 from rljob_sandbox_pool.guest.processes import Processes, Profile
-from rljob_sandbox_pool.guest.reset import Canary, Reset
+from rljob_sandbox_pool.guest.reset import Canary, Reset, survivors
 from rljob_sandbox_pool.guest.routes import admit
 from rljob_sandbox_pool.guest.server import Server
 from rljob_sandbox_pool.guest.shells import Shells
 from rljob_sandbox_pool.guest.stream import Stream
 from rljob_sandbox_pool.guest.tunnels import Tunnels
+from rljob_sandbox_pool.guest.wire import RefusedError
 from rljob_sandbox_pool.guest.writable import Writable
 
 EXIT_EXPIRED = 3
@@ -111,22 +112,24 @@ class SandboxBackend:
         if evidence or canary is None:
             done(evidence)
             return
-        # The canary is a command like any other, and leaves as much behind.
-        self._processes.start(
-            canary.command, lambda result: done(canary.differences(result) + self._clean())
-        )
+        try:
+            # The canary is a command like any other, and leaves as much behind.
+            self._processes.start(
+                canary.command, lambda result: done(canary.differences(result) + self._clean())
+            )
+        except (OSError, RefusedError) as error:
+            done([f"the canary does not start: {error}"])
 
     def _clean(self) -> list[str]:
-        if left := self._processes.kill_all():
-            return [f"{len(left)} processes do not end"]
         self.archives.cancel()
         self.tunnels.close()
-        self.shells.clear()
-        return self._reset.run()
-
-    def usage(self) -> dict[str, int]:
-        """See `app.Backend`."""
-        return system.usage()
+        try:
+            if left := self._processes.kill_all():
+                return [survivors(left)]
+            self.shells.clear()
+            return self._reset.run()
+        except OSError as error:
+            return [f"the reset failed: {error}"]
 
     def is_busy(self) -> bool:
         """See `app.Backend`."""

@@ -22,6 +22,7 @@ from rljob_sandbox_pool.guest.ports import listeners
 from rljob_sandbox_pool.guest.system import User
 from rljob_sandbox_pool.guest.writable import Writable
 
+MAX_NAMED = 5
 CANARY_SECONDS = 10.0
 CANARY_BYTES = 65_536
 _COMPARED = ("exit_code", "stdout", "stderr", "truncated")
@@ -184,6 +185,14 @@ class Reset:
             with self._user.borrowed():
                 os.chmod(path, self._modes[path])
         empty_folder(path, self._user)
+
+
+def survivors(pids: Sequence[int]) -> str:
+    """Processes that were killed and are still there, as evidence."""
+    names = [
+        f"{pid} {_read(f'/proc/{pid}/comm').decode('utf-8', 'replace').strip()}" for pid in pids
+    ]
+    return f"{len(pids)} processes do not end: {', '.join(names[:MAX_NAMED])}"
 
 
 class Canary:

@@ -1,12 +1,13 @@
 """What a reset notices that no folder shows."""
 
+import os
 import resource
 import socket
 from pathlib import Path
 
 import pytest
 
-from rljob_sandbox_pool.guest.reset import Canary, Snapshot
+from rljob_sandbox_pool.guest.reset import Canary, Snapshot, survivors
 
 
 @pytest.mark.parametrize("name", ["CORE", "DATA", "MEMLOCK", "MSGQUEUE", "NOFILE", "STACK"])
@@ -59,6 +60,15 @@ def test_a_unix_socket_where_somebody_listens_is_evidence() -> None:
         sock.listen()
         found = pristine.differences(Snapshot.take([]))
     assert "somebody listens: unix @rljob-test-left-behind" in found
+
+
+def test_processes_that_do_not_end_are_named() -> None:
+    words = survivors([os.getpid(), *range(2**22, 2**22 + 9)])
+    assert words.startswith(f"10 processes do not end: {os.getpid()} {comm()}, 4194304 ,")
+
+
+def comm() -> str:
+    return Path("/proc/self/comm").read_text().strip()
 
 
 def result(**differs: object) -> dict[str, object]:
