@@ -131,6 +131,10 @@ class SandboxBackend:
         except OSError as error:
             return [f"the reset failed: {error}"]
 
+    def usage(self) -> dict[str, int]:
+        """See `app.Backend`."""
+        return system.usage()
+
     def is_busy(self) -> bool:
         """See `app.Backend`."""
         return self._processes.is_busy() or self.shells.is_busy()
