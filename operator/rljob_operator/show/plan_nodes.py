@@ -68,7 +68,7 @@ async def compare(client: KubeClient, job: RLJob, needs: Needs, namespace: str) 
     quotas = await _quotas(client, namespace)
     runtime_classes = {name: await _class(client, name) for name in classes}
     mine = [pod for pod in pods if _is_of(pod, job, namespace)]
-    free = rooms(nodes, [pod for pod in pods if pod not in mine])
+    free = rooms(nodes, (pod for pod in pods if not _is_of(pod, job, namespace)))
     sandboxes = [
         _wish(job, index, needs, runtime_classes) for index in range(len(job.spec.sandbox_pools))
     ]
