@@ -16,8 +16,10 @@ import secrets
 import stat
 import tarfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlencode
 
 from rljob.claimed_sandbox import ClaimedSandbox
@@ -83,27 +85,47 @@ def _query(**fields: object) -> str:
 
 
 async def _send_large(box: ClaimedSandbox, large: _Large, remote: str) -> None:
-    """In parts, beside its place, then renamed; in one where it is small."""
+    """In parts, beside its place, then renamed; at once where it is small."""
+    facts = {
+        "mode": stat.S_IMODE(large.info.st_mode) & 0o777,
+        "mtime_ns": large.info.st_mtime_ns,
+    }
+    if large.info.st_size <= PART_BYTES:
+        data = await asyncio.to_thread(large.path.read_bytes)
+        await _put(box, {"path": remote, **facts}, data)
+        return
     folder, _, name = remote.rpartition("/")
     partial = f"{folder}/" if folder or remote.startswith("/") else ""
     partial += f".rljob-{secrets.token_hex(6)}-{name[:100]}"
-    mode, left = stat.S_IMODE(large.info.st_mode) & 0o777, large.info.st_size
+    try:
+        await _send_parts(box, large, partial, {"final": remote, **facts})
+    except BaseException:
+        with suppress(OSError, ValueError, SandboxError):
+            await box.write_file(partial, b"")  # of no use, but small
+        raise
+
+
+async def _send_parts(
+    box: ClaimedSandbox, large: _Large, partial: str, last: dict[str, Any]
+) -> None:
+    left = large.info.st_size
     file = await asyncio.to_thread(large.path.open, "rb")
     try:
-        while True:
+        while left:
             data = await asyncio.to_thread(file.read, min(PART_BYTES, left))
-            left -= len(data)
-            if left and not data:
+            if not data:
                 raise ValueError(f"{large.path} became shorter while it was read")
-            head = {"path": partial, "bytes": len(data), "mode": 0o600, "append": True}
-            if not left:
-                head |= {"final": remote, "mode": mode, "mtime_ns": large.info.st_mtime_ns}
-            line = encode({"request_id": secrets.token_hex(8), "files": [head]})
-            await box.call("PUT", "/files", line + b"\n" + data, timeout=CALL_SECONDS)
-            if not left:
-                return
+            left -= len(data)
+            head = {"path": partial, "mode": 0o600, "append": True}
+            await _put(box, head if left else head | last, data)
     finally:
         await asyncio.to_thread(file.close)
+
+
+async def _put(box: ClaimedSandbox, head: dict[str, Any], data: bytes) -> None:
+    files = [{**head, "bytes": len(data)}]
+    line = encode({"request_id": secrets.token_hex(8), "files": files})
+    await box.call("PUT", "/files", line + b"\n" + data, timeout=CALL_SECONDS)
 
 
 @dataclass

@@ -103,19 +103,16 @@ class _Packing:
                 self._add(parts, info, tarfile.SYMTYPE, os.readlink(name, dir_fd=at))
             elif stat.S_ISREG(info.st_mode) and not is_done:
                 self._open_file(at, name, parts)
-        except FileNotFoundError:
-            return False  # it was there a moment ago: commands may be running
         except OSError as error:
-            raise named(error, "/".join(parts)) from None
+            _unless_gone(error, parts)
         return False
 
     def _inner(self, at: int, name: str, parts: Parts) -> Iterator[None]:
         try:
             inner = os.open(name, FOLDER, dir_fd=at)
-        except FileNotFoundError:
-            return
         except OSError as error:
-            raise named(error, "/".join(parts)) from None
+            _unless_gone(error, parts)
+            return
         try:
             yield from self.folder(inner, parts)
         finally:
@@ -177,6 +174,12 @@ class _Packing:
         self._num_bytes += num
         self._last = parts
         return True
+
+
+def _unless_gone(error: OSError, parts: Parts) -> None:
+    """Commands may be running: what was there a moment ago is gone, or is something else."""
+    if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+        raise named(error, "/".join(parts)) from None
 
 
 def _names(at: int) -> list[str]:

@@ -338,6 +338,23 @@ def test_what_is_read_neither_follows_links_nor_blocks(tree: Path) -> None:
         packed(tree / "pipe")
 
 
+def test_what_changes_meanwhile_does_not_break_an_archive(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    for name in "abcdef":
+        (tree / name).mkdir(parents=True)
+        (tree / name / "file").write_text(name)
+    steps = pack.pack(str(tree), 1 << 20, None, -1)
+    next(steps)
+    for name in "cd":
+        (tree / name / "file").unlink()
+        (tree / name).rmdir()
+    (tree / "c").symlink_to("/etc")
+    (tree / "e/file").unlink()
+    (tree / "e/file").symlink_to("/etc/passwd")
+    with tarfile.open(fileobj=io.BytesIO(finish(steps).data)) as whole:
+        assert [m.name for m in whole if m.isreg()] == ["a/file", "b/file", "f/file"]
+
+
 def test_a_forbidden_file_system_is_left_out(tmp_path: Path) -> None:
     device = Path("/proc").stat().st_dev
     with pytest.raises(PermissionError):

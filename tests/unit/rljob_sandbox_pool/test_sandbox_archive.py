@@ -41,6 +41,9 @@ class Box:
     def lose(self, reason: str) -> None:
         raise SandboxError(reason)
 
+    async def write_file(self, path: str, data: bytes) -> None:
+        self.files.write(checks.NewFile(path, 0o644, data))
+
     async def call(self, method: str, target: str, body: bytes = b"", **_: Any) -> Answer:
         self.calls += 1
         where = urlsplit(target)
@@ -136,6 +139,22 @@ async def test_a_file_goes_up_and_comes_down(box: Box, tree: Path, tmp_path: Pat
         assert (tmp_path / f"out-{name}").read_bytes() == (tree / name).read_bytes()
         assert result.num_files == 1
     assert sorted(path.name for path in (box.root / "new/folder").iterdir()) == ["large", "tool"]
+
+
+async def test_a_large_file_that_does_not_fit_leaves_nothing_large(
+    box: Box, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = box.files.write
+
+    def full(file: checks.NewFile) -> None:
+        if file.final:
+            raise OSError(28, "No space left on device")
+        real(file)
+
+    monkeypatch.setattr(box.files, "write", full)
+    with pytest.raises(OSError, match="No space left"):
+        await upload(box, tree / "large", "large")
+    assert [path.stat().st_size for path in box.root.iterdir()] == [0]
 
 
 async def test_an_empty_folder_goes_up_and_comes_down(box: Box, tree: Path, tmp_path: Path) -> None:
