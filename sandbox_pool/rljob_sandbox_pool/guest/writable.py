@@ -111,6 +111,10 @@ class Writable:
             os.close(root)
 
     def _folder(self, at: int, seed: int, path: str, root: int) -> None:
+        # First of all: new files would inherit an access list.
+        if _content(at, ".", os.fstat(at)) != self._manifest[path][_NUM_FACT_BYTES:]:
+            _detach(at)
+            self._restored.add(path)
         wanted = [name for name in sorted(os.listdir(seed)) if f"{path}/{name}" in self._manifest]
         for name in set(os.listdir(at)).difference(wanted):
             folders.remove(at, name)
@@ -192,10 +196,14 @@ class Writable:
         return found[:MAX_EVIDENCE]
 
 
-def _give_facts(at: int, mode: int, times: tuple[int, int]) -> None:
+def _detach(at: int) -> None:
+    """Remove what an owner can attach to a folder."""
     for name in os.listxattr(at):
         if name.startswith(("user.", "system.posix_acl")):
             os.removexattr(at, name)
+
+
+def _give_facts(at: int, mode: int, times: tuple[int, int]) -> None:
     os.fchmod(at, mode)
     os.utime(at, ns=times)
 

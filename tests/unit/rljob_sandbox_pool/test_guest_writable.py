@@ -4,6 +4,7 @@ import mmap
 import os
 import shutil
 import stat
+import struct
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -159,6 +160,22 @@ def test_what_is_attached_to_files_goes(folder: Folder) -> None:
     assert folder.writable.restore() == []
     for path in (folder.path, folder.path / "pkg", folder.path / "tool"):
         assert "user.note" not in os.listxattr(path)
+
+
+def test_an_access_list_that_new_files_inherit_goes(folder: Folder) -> None:
+    entries = [(1, 7, -1), (2, 7, 1234), (4, 7, -1), (16, 7, -1), (32, 7, -1)]
+    acl = struct.pack("<I", 2) + b"".join(
+        struct.pack("<HHI", tag, bits, who & 0xFFFFFFFF) for tag, bits, who in entries
+    )
+    try:
+        os.setxattr(folder.path / "pkg", "system.posix_acl_default", acl)
+    except OSError:
+        pytest.skip("this file system has no access lists")
+    (folder.path / "pkg/a.py").unlink()
+    shutil.rmtree(folder.path / "pkg/deep")
+    assert folder.writable.restore() == []
+    assert facts(folder.path) == folder.was
+    assert not [p for p in folder.path.rglob("*") if not p.is_symlink() and os.listxattr(p)]
 
 
 def test_a_seed_that_has_changed_is_evidence(folder: Folder) -> None:
