@@ -80,3 +80,22 @@ def test_every_shell_runs_many_commands(shell: Path, kind: str) -> None:
     commands = [f"echo {n}; echo e{n} >&2" for n in range(200)]
     results = _talk(shell, kind, [(command, 20) for command in commands])
     assert [result["output"] for result in results] == [f"{n}\ne{n}\n" for n in range(200)]
+
+
+@pytest.mark.parametrize("kind", ["pipes", "pty"])
+def test_a_loop_is_interrupted_whatever_it_does_in_that_moment(shell: Path, kind: str) -> None:
+    loops = [
+        "while :; do /bin/true; done",
+        "f() { while :; do /bin/true | cat; done; }; while :; do f; done",
+        "while :; do x=$(echo x); done",
+    ]
+    session = [(loop, 0.02 + 0.003 * n) for n in range(8) for loop in loops]
+    session = [
+        each
+        for pair in zip(session, [("echo next", 20.0)] * len(session), strict=True)
+        for each in pair
+    ]
+    results = _talk(shell, kind, session)
+    assert len(results) == len(session)
+    assert all(result["alive"] for result in results)
+    assert [result["output"] for result in results[1::2]] == ["next\n"] * 24

@@ -31,7 +31,7 @@ MAX_IDLE_OUTPUT_BYTES = 65_536
 """What background jobs say while no command runs is kept for the next answer, so much of it."""
 MAX_WAITING_INPUT_BYTES = 4 * 1024 * 1024
 TIMEOUT_EXIT_CODE = 124
-_AGAIN_SECONDS, _INSIST_SECONDS = 0.02, 0.2
+_AGAIN_SECONDS, _PRESS_SECONDS = 0.02, 0.06
 _END_OF_FILE, _INTERRUPT = b"\x04", b"\x03"
 """On a terminal."""
 
@@ -73,7 +73,7 @@ class Shell:
         """Of the shell, once it has ended."""
         self._end_is_told = False
         self._last_code = 0
-        self._timed_out = False
+        self._timed_out = self._interrupted = self._synchronizing = False
         self._spared: frozenset[int] = frozenset(pids())
         self._output = Output(MAX_IDLE_OUTPUT_BYTES)
         self._reports = b""
@@ -130,7 +130,7 @@ class Shell:
         if ends and not self.has_terminal:
             self._stdin.end()
         if self.has_terminal and _INTERRUPT in data:
-            self._report_again(self._number, _AGAIN_SECONDS)
+            self._expect_interrupt()
 
     def signal(self, number: int) -> bool:
         """Send it to the command; False: there was nobody to send it to. Raises RefusedError."""
@@ -170,20 +170,28 @@ class Shell:
         self._timed_out = True
         self._press(self._loop.now())
 
-    def _press(self, since: float) -> None:
+    def _press(self, since: float, told: frozenset[int] = frozenset()) -> None:
         """End the command, ever more firmly.
 
-        More than once: a shell takes no notice of an interrupt where its child ends by itself in that moment.
+        A shell takes no notice of an interrupt where its child ends by itself in that moment: it is told often, with
+        what it starts meanwhile. What ran when the time was over (`told`) may be doing what an interrupt asks for: it
+        is told twice.
         """
         seconds = self._loop.now() - since
         if seconds >= 2 * INTERRUPT_SECONDS:
             self.kill()
             return
+        if not told:
+            told = frozenset(pids())
+            self._interrupt()
+            self._once_more(INTERRUPT_SECONDS / 2, self._interrupt)
+        else:
+            for pid in (*self._children.family(self.pid, told), self.pid):
+                send(pid, signal.SIGINT)
+            self._once_more(_AGAIN_SECONDS, lambda: self._report_again(INTERRUPT_SECONDS))
         if seconds >= INTERRUPT_SECONDS:
             self._kill_command()
-        self._interrupt()
-        pause = _INSIST_SECONDS if seconds >= INTERRUPT_SECONDS else INTERRUPT_SECONDS / 2
-        self._later(pause, lambda: self._press(since))
+        self._later(_PRESS_SECONDS, lambda: self._press(since, told))
 
     def _interrupt(self) -> bool:
         """SIGINT to what is in the foreground. False: that changes right now, and will be tried again."""
@@ -192,23 +200,30 @@ class Shell:
         if foreground != self.pid:
             # A loop in the shell goes on after a command that was interrupted, unless the shell knows.
             send(self.pid, signal.SIGINT)
-        self._report_again(self._number, _AGAIN_SECONDS)
+        self._expect_interrupt()
         if not sent:
-            again = lambda number=self._number: self._interrupt_again(number)  # noqa: E731
-            self._loop.call_at(self._loop.now() + _AGAIN_SECONDS, again)
+            self._once_more(_AGAIN_SECONDS, self._interrupt)
         return sent
 
-    def _report_again(self, number: int, seconds: float) -> None:
-        """Some shells forget what they have read when they are interrupted: the report, and the next one too."""
-        if self.running and self._number == number:
-            self._control.send(shell_script.report(number))
-            if seconds < INTERRUPT_SECONDS:
-                again = lambda: self._report_again(number, 4 * seconds)  # noqa: E731
-                self._loop.call_at(self._loop.now() + seconds, again)
+    def _expect_interrupt(self) -> None:
+        self._interrupted = True
+        self._report_again(_AGAIN_SECONDS)
 
-    def _interrupt_again(self, number: int) -> None:
-        if self.running and self._number == number:
-            self._interrupt()
+    def _report_again(self, seconds: float) -> None:
+        """Some shells forget what they have read when they are interrupted: the report, and the next one too."""
+        self._control.send(shell_script.report(self._number))
+        if seconds < INTERRUPT_SECONDS:
+            self._once_more(seconds, lambda: self._report_again(4 * seconds))
+
+    def _once_more(self, seconds: float, what: Callable[[], object]) -> None:
+        """Do it later, if the same command still runs."""
+        number = self._number
+
+        def later() -> None:
+            if self.running and self._number == number:
+                what()
+
+        self._loop.call_at(self._loop.now() + seconds, later)
 
     def _foreground(self) -> int:
         if self.has_terminal:
@@ -247,8 +262,20 @@ class Shell:
             found = shell_script.reported(line)
             if found is None or found[0] != self._number or not self.running:
                 continue
-            self.running, self._last_code = False, found[1]
-            self._settle()
+            if not self._synchronizing:
+                self._last_code = found[1]
+            if self._interrupted:
+                self._synchronize()
+            else:
+                self.running = self._synchronizing = False
+                self._settle()
+
+    def _synchronize(self) -> None:
+        """An interrupt may still be on its way to the shell: see it arrive, lest it ends the next command."""
+        self._interrupted, self._synchronizing = False, True
+        self._number += 1
+        self._report_again(_AGAIN_SECONDS)
+        self._later(INTERRUPT_SECONDS, self.kill)
 
     def _deaf(self) -> None:
         """Exit codes come no more: the shell ends, or a command has closed their pipe."""
