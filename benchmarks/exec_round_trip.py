@@ -71,9 +71,9 @@ def figures(size: Size = FULL) -> Iterator[Figure]:
 def compare(measured: dict[str, dict[str, list[float]]]) -> Iterator[Figure]:
     """Milliseconds by way and command."""
     for ours, other in PAIRS:
-        if other not in measured:
-            continue
         for command in COMMANDS:
+            if not measured.get(other, {}).get(command):
+                continue  # not installed, or not one succeeded
             for name, share in (("p50", 0.5), ("p99", 0.99)):
                 value, beside = (percentile(measured[w][command], share) for w in (ours, other))
                 is_goal = (ours, other, name) == ("exec", BARE, "p50")
