@@ -17,13 +17,14 @@ from tests.harness.cluster import SCRIPT, Cluster, script
 from tests.harness.cluster_job import ClusterJob
 from tests.harness.sandbox_pools import CLAIM_SECONDS, SANDBOXES, Pools
 
-METADATA = "169.254.169.254"
-METADATA_PORT = 80
+METADATA, PUBLIC = "169.254.169.254", "203.0.113.7"
+"""Where clouds tell a node's credentials; an address that stands for the internet. Both on the node's loopback."""
+OUTSIDE_PORT = 80
 API_SERVER_PORT = 6443
 KUBELET_PORT = 10250
-_METADATA_SERVER = (
+_SERVER = (
     "import http.server, sys, threading; "
-    f"server = http.server.HTTPServer(('{METADATA}', {METADATA_PORT}), "
+    f"server = http.server.HTTPServer(('0.0.0.0', {OUTSIDE_PORT}), "
     "http.server.BaseHTTPRequestHandler); "
     "threading.Thread(target=server.serve_forever, daemon=True).start(); sys.stdin.read()"
 )
@@ -32,17 +33,19 @@ Address = tuple[str, int]
 
 
 @pytest.fixture
-def metadata_server(cluster: Cluster) -> Iterator[Address]:
-    """The address at which clouds tell a node's credentials, on the node itself."""
-    added = script("in", "ip", "address", "add", f"{METADATA}/32", "dev", "lo")
-    assert added.returncode == 0, added.stderr
-    argv = [sys.executable, str(SCRIPT), "in", sys.executable, "-c", _METADATA_SERVER]
+def outside(cluster: Cluster) -> Iterator[dict[str, Address]]:
+    """What answers beyond the pods' network."""
+    for host in (METADATA, PUBLIC):
+        added = script("in", "ip", "address", "add", f"{host}/32", "dev", "lo")
+        assert added.returncode == 0, added.stderr
+    argv = [sys.executable, str(SCRIPT), "in", sys.executable, "-c", _SERVER]
     server = subprocess.Popen(argv, stdin=subprocess.PIPE)
     try:
-        yield METADATA, METADATA_PORT
+        yield {"metadata": (METADATA, OUTSIDE_PORT), "internet": (PUBLIC, OUTSIDE_PORT)}
     finally:
         server.communicate(timeout=20)
-        script("in", "ip", "address", "del", f"{METADATA}/32", "dev", "lo")
+        for host in (METADATA, PUBLIC):
+            script("in", "ip", "address", "del", f"{host}/32", "dev", "lo")
 
 
 def addresses(cluster: Cluster, pools: Pools, job: ClusterJob, own: str) -> dict[str, Address]:
@@ -91,41 +94,68 @@ def answers_node(address: Address) -> bool:
 
 async def reached(box: ClaimedSandbox, targets: dict[str, Address]) -> set[str]:
     """Those that answer the sandbox; all are dialled at once."""
+    names = list(targets)
     line = "".join(
-        f"(nc -w 3 {host} {port} </dev/null >/dev/null 2>&1 && echo '{name}') & "
-        for name, (host, port) in targets.items()
+        f"(nc -w 5 {host} {port} </dev/null >/dev/null 2>&1 && echo {number}) & "
+        for number, (host, port) in enumerate(targets.values())
     )
     result = await box.exec(line + "wait", timeout=60)
-    assert result.exit_code == 0, result.stderr
-    return set(result.stdout.splitlines())
+    assert (result.exit_code, result.stderr) == (0, "")
+    return {names[int(number)] for number in result.stdout.split()}
 
 
-async def test_nothing_in_the_cluster_answers_a_sandbox(
+async def test_nothing_answers_a_sandbox_but_what_its_pool_asks_for(
     cluster: Cluster,
     pools: Pools,
     make_job: Callable[..., ClusterJob],
     sandbox_images: dict[str, str],
-    metadata_server: Address,
+    outside: dict[str, Address],
 ) -> None:
     image = [{"image": sandbox_images["shell"]}]
-    own: list[dict[str, Any]] = [{"name": "shells", "warm": 2, "max": 40, "images": image}]
-    job = make_job("escape", trainer__steps=500, sandboxPools=own).apply()
-    job.until("it trains", lambda: job.step >= 1, 240)
-    async with (
-        pools.client("escape", relayed=True) as client,
-        client.claim("shells", timeout=CLAIM_SECONDS) as box,
-    ):
-        targets = addresses(cluster, pools, job, box.id) | {"metadata": metadata_server}
-        open_ports = {name for name, address in targets.items() if answers_node(address)}
-        # Engine and gateway may listen for their own pod alone; sandboxes come and go.
-        must = {"API server", "kubelet", "store", "metadata", "worker's metrics"}
-        assert must <= open_ports
-        assert any(name.startswith("sandbox ") for name in open_ports)
-        assert await reached(box, targets) == set()
-        own_guest = {"own guest": ("127.0.0.1", labels.GUEST_PORT)}
-        assert await reached(box, own_guest) == {"own guest"}
-        names = await box.exec("nslookup kubernetes.default.svc.cluster.local", timeout=20)
-        assert names.exit_code != 0
+    own: list[dict[str, Any]] = [
+        {"name": "shells", "warm": 2, "max": 40, "images": image},
+        {"name": "agents", "warm": 1, "max": 2, "images": image, "egress": "gateway"},
+    ]
+    job = make_job("escape", trainer__steps=500, sandboxPools=own)
+    (task,) = job.manifest["spec"]["tasks"]
+    job.manifest["spec"]["tasks"].append({**task, "name": "other", "sandbox": {"pool": "agents"}})
+    job.apply().until("it trains", lambda: job.step >= 1, 240)
+    async with pools.client("escape", relayed=True) as client:
+        async with client.claim("shells", timeout=CLAIM_SECONDS) as box:
+            targets = addresses(cluster, pools, job, box.id) | outside
+            open_ports = {name for name, address in targets.items() if answers_node(address)}
+            # Sandboxes come and go; the engine may listen for its own pod alone.
+            must = {"API server", "kubelet", "store", "gateway", "worker's metrics", *outside}
+            assert must <= open_ports
+            assert any(name.startswith("sandbox ") for name in open_ports)
+            assert await reached(box, targets) == set()
+            own_guest = {"own guest": ("127.0.0.1", labels.GUEST_PORT)}
+            assert await reached(box, own_guest) == {"own guest"}
+            names = await box.exec("nslookup kubernetes.default.svc.cluster.local", timeout=20)
+            assert names.exit_code != 0
+        async with client.claim("agents", timeout=CLAIM_SECONDS) as box:
+            others = {name: at for name, at in targets.items() if name != f"sandbox {box.id}"}
+            assert await reached(box, others) == {"gateway"}
+
+
+async def test_the_internet_and_rules_of_ones_own_open_no_more_than_they_say(
+    cluster: Cluster,
+    pools: Pools,
+    sandbox_images: dict[str, str],
+    outside: dict[str, Address],
+) -> None:
+    image = [{"image": sandbox_images["shell"]}]
+    pools.make("public", images=image, warm=1, egress="public")
+    to = {"ipBlock": {"cidr": f"{METADATA}/32"}}
+    rule = {"to": [to], "ports": [{"port": OUTSIDE_PORT, "protocol": "TCP"}]}
+    pools.make("custom", images=image, warm=1, egress="custom", egressRules=[rule])
+    service = cluster.get("Service", "kubernetes", "default") or {}
+    targets = outside | {"API server": (service["spec"]["clusterIP"], 443)}
+    async with pools.client() as client:
+        async with client.claim("public", timeout=CLAIM_SECONDS) as box:
+            assert await reached(box, targets) == {"internet"}
+        async with client.claim("custom", timeout=CLAIM_SECONDS) as box:
+            assert await reached(box, targets) == {"metadata"}
 
 
 async def test_nothing_of_the_node_is_in_reach_of_a_command(

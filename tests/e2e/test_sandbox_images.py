@@ -104,3 +104,19 @@ def test_a_runtime_class_that_is_not_there_is_named(pools: Pools) -> None:
     said = wait_until("said", lambda: pools.condition("default", "Degraded").get("message", ""), 60)
     assert "there-is-none" in said
     assert pools.pods() == {}
+
+
+def test_images_are_pulled_before_they_are_wanted_even_those_without_a_shell(
+    cluster: Cluster, pools: Pools, sandbox_images: dict[str, str]
+) -> None:
+    images = [{"image": sandbox_images[name]} for name in ("distroless", "musl")]
+    pools.make("default", images=images, warm=0, prePull=True)
+
+    def pulled() -> bool:
+        found = cluster.list("DaemonSet", pools.namespace)
+        status = found[0].get("status", {}) if found else {}
+        return status.get("numberReady", 0) >= 1
+
+    wait_until("pulled on the node", pulled, 120)
+    pools.cluster.patch("SandboxPool", "default", pools.namespace, {"spec": {"prePull": False}})
+    wait_until("no DaemonSet", lambda: not cluster.list("DaemonSet", pools.namespace), 60)

@@ -38,6 +38,7 @@ PATHS = {
     "PersistentVolume": "api/v1/persistentvolumes",
     "PersistentVolumeClaim": "api/v1/persistentvolumeclaims",
     "ResourceQuota": "api/v1/resourcequotas",
+    "DaemonSet": "apis/apps/v1/daemonsets",
     "Deployment": "apis/apps/v1/deployments",
     "StatefulSet": "apis/apps/v1/statefulsets",
     "Job": "apis/batch/v1/jobs",
