@@ -252,7 +252,7 @@ async def download(
                 target = await asyncio.to_thread(Target, local, is_folder=is_folder)
             later = _later(box, answer.headers.get("x-rljob-next"), after)
             budget.spend(0)
-            large = await _unpacked(box, target, answer.body, budget)
+            large = await _unpacked(target, answer.body, budget)
             for member in large:
                 where = (
                     "/".join((remote.rstrip("/") or "/", *member.parts)) if is_folder else remote
@@ -261,6 +261,8 @@ async def download(
             after = later
         assert target is not None
         return await asyncio.to_thread(target.finish)
+    except NonsenseError as error:
+        box.lose(f"nonsense: {error}")
     finally:
         if target is not None:
             target.close()
@@ -295,9 +297,7 @@ def _later(box: ClaimedSandbox, told: str | None, after: str) -> str | None:
     return later
 
 
-async def _unpacked(
-    box: ClaimedSandbox, target: Target, archive: bytes, budget: _Budget
-) -> list[Member]:
+async def _unpacked(target: Target, archive: bytes, budget: _Budget) -> list[Member]:
     """Write what an archive holds; returns the members whose content is not in it."""
 
     def work() -> list[Member]:
@@ -310,10 +310,7 @@ async def _unpacked(
                 large.append(member)
         return large
 
-    try:
-        return await asyncio.to_thread(work)
-    except NonsenseError as error:
-        box.lose(f"nonsense: {error}")
+    return await asyncio.to_thread(work)
 
 
 async def _fetch_large(box: ClaimedSandbox, target: Target, member: Member, remote: str) -> None:

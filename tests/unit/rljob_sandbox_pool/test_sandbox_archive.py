@@ -250,6 +250,10 @@ LIES: dict[str, Callable[[int], Answer]] = {
     "parts for ever": folder(tar(("a", {})), x_rljob_next="a"),
     "parts in no order": folder(tar(("a", {})), x_rljob_next="../x"),
     "two files for one": file(tar(("a", {}), ("b", {}))),
+    "a large folder": folder(
+        tar(("d", {"type": tarfile.DIRTYPE, "pax_headers": {"RLJOB.size": "5"}}))
+    ),
+    "a large second file": file(tar(("a", {}), ("b", {"pax_headers": {"RLJOB.size": "5"}}))),
     "a folder for a file": file(tar(("a", {"type": tarfile.DIRTYPE}))),
     "a link for a file": file(tar(("a", {**LINK, "linkname": "mine"}))),
     "a deep file for a file": file(tar(("a/b", {}))),
