@@ -9,7 +9,7 @@ are too many, those that are kept for a look go first, then those that are not r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -83,14 +83,16 @@ class Actions:
 def decide(seen: Observed) -> Actions:
     """See the picture above."""
     plan = _Plan(seen)
-    plan.end(each for each in plan.living if _is_over(each, seen))
+    plan.end([each for each in plan.living if _is_over(each, seen)])
     plan.end(_aside(plan.living)[MAX_QUARANTINED:])
     plan.end(_surplus(plan))
     plan.end(_victims(plan.living, -plan.room()))
     urgent, spare = _wanted(plan)
     # Whoever waits takes the place of what nobody waits for; a spare one only that of one kept for a look.
-    plan.end(_victims(_dispensable(plan), len(urgent) - plan.room()))
-    plan.end(_victims(_aside(plan.living), len(urgent) + len(spare) - plan.room()))
+    if (lack := len(urgent) - plan.room()) > 0:
+        plan.end(_victims(_dispensable(plan), lack))
+    if (lack := len(urgent) + len(spare) - plan.room()) > 0:
+        plan.end(_victims(_aside(plan.living), lack))
     starting = sum(each.state is MemberState.STARTING for each in seen.sandboxes)
     room = min(seen.maximum - len(seen.sandboxes), seen.max_starting - starting)
     return Actions(list(seen.expired), plan.ended, [*urgent, *spare][: max(0, room)])
@@ -108,11 +110,15 @@ class _Plan:
             for each in seen.sandboxes
             if each.state is not MemberState.ENDING and each.id not in expired
         ]
+        self._counts: dict[str, Counts] = {}
         images = {*seen.weights, *seen.waiting, *(each.image for each in self.living)}
         self.warm = dict.fromkeys(images, 0) | sizing.share(seen.warm, seen.weights)
 
-    def end(self, boxes: Iterable[Seen]) -> None:
+    def end(self, boxes: Sequence[Seen]) -> None:
         """These go."""
+        if not boxes:
+            return
+        self._counts = {}
         gone = {each.id for each in boxes}
         self.ended += [End(box, "") for box in gone]
         self.living = [each for each in self.living if each.id not in gone]
@@ -123,6 +129,11 @@ class _Plan:
 
     def counts(self) -> dict[str, Counts]:
         """What is left by image."""
+        if not self._counts:
+            self._counts = self._count()
+        return self._counts
+
+    def _count(self) -> dict[str, Counts]:
         states: dict[str, Counter[str]] = {image: Counter() for image in self.warm}
         for each in self.living:
             states[each.image][each.state.value] += 1
@@ -149,7 +160,11 @@ def _surplus(plan: _Plan) -> list[Seen]:
     """By image: those that were idle for long, the longest first, and those that are stuck, the newest first."""
     found: list[Seen] = []
     for image, counts in plan.counts().items():
-        boxes = [each for each in plan.living if each.image == image]
+        boxes = [
+            each
+            for each in plan.living
+            if (each.state is MemberState.READY or each.is_stuck) and each.image == image
+        ]
         warm, now = plan.warm[image], plan.seen.now
         ready = [each for each in boxes if each.state is MemberState.READY]
         idle = [each for each in ready if now - each.since > IDLE_SECONDS]
@@ -173,9 +188,11 @@ def _dispensable(plan: _Plan) -> list[Seen]:
 
 def _victims(boxes: Sequence[Seen], num: int) -> list[Seen]:
     """Of these, those to end first; none that a claim holds, may hold or has just held."""
+    if num <= 0:
+        return []
     open_to = (MemberState.QUARANTINED, MemberState.STARTING, MemberState.READY)
     found = [each for each in boxes if each.state in open_to and not each.is_unheard]
-    return sorted(found, key=_order)[: max(0, num)]
+    return sorted(found, key=_order)[:num]
 
 
 def _order(box: Seen) -> tuple[int, float]:

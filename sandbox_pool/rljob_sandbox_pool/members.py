@@ -79,13 +79,14 @@ class Members:
         self._name, self._scope, self._title = name, scope, title
         self._on_change, self._on_state = on_change, on_state
         self._on_held, self._on_end = on_held, on_end
+        self._states: Counter[MemberState] = Counter()
         self._tasks: set[asyncio.Task[object]] = set()
 
     # ── looked at ──
 
     def counts(self) -> sizing.Counts:
         """Members by state."""
-        states = Counter(member.state.value for member in self.by_id.values())
+        states = {state.value: num for state, num in self._states.items()}
         return sizing.Counts(**states, waiting=self.queue.num_waiting)
 
     def seen(self) -> list[Seen]:
@@ -189,6 +190,8 @@ class Members:
     def _enter(self, member: Member, state: MemberState) -> None:
         """It comes into a state."""
         before, member.state = member.state, state
+        self._states[before] -= 1
+        self._states[state] += 1
         earlier, member.since = member.since, self._clock.monotonic()
         if state is MemberState.CLAIMED:
             self.queue.took(member.job)
@@ -239,6 +242,8 @@ class Members:
         self._stop()
         members = list(self.by_id.values())
         for member in members:
+            self._states[member.state] -= 1
+            self._states[MemberState.ENDING] += 1
             member.state = MemberState.ENDING
             member.running.kill()
             await member.aclose()
@@ -265,6 +270,7 @@ class Members:
     def _add(self, spec: SandboxSpec, running: RunningSandbox) -> Member:
         member = Member(spec, running, now=self._clock.monotonic())
         self.by_id[member.id] = member
+        self._states[member.state] += 1
         running.failed.add_done_callback(lambda failed: self._lost(member, failed.result()))
         running.ended.add_done_callback(lambda ended: self._gone(member, ended.result()))
         self._on_change()
@@ -292,9 +298,8 @@ class Members:
 
     def _resume(self, member: Member, known: Health) -> None:
         member.uses, member.job, member.is_unheard = known.uses, known.job, False
-        if known.state == "claimed":
-            if known.claim is not None:
-                member.claim_id, member.owner = known.claim.id, known.claim.owner
+        if known.state == "claimed" and known.claim is not None:
+            member.claim_id, member.owner = known.claim.id, known.claim.owner
             self._enter(member, MemberState.CLAIMED)
             self._on_held(member, known)
         elif known.state == "warm":
@@ -349,7 +354,8 @@ class Members:
     def _gone(self, member: Member, how: str) -> None:
         """Nothing of it is left."""
         self._lost(member, how)
-        self.by_id.pop(member.id, None)
+        if self.by_id.pop(member.id, None) is not None:
+            self._states[member.state] -= 1
         self._on_change()
         if not self.is_closing:
             self.spawn(member.aclose())

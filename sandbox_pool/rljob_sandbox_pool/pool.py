@@ -34,6 +34,8 @@ from rljob_sandbox_pool.runtimes.base import RunningSandbox, Runtime, Trouble
 
 TICK_SECONDS = 1.0
 """How often expiry and idleness are looked at."""
+REST_SECONDS = 0.01
+"""Between two looks at what changed."""
 RETRY_SECONDS = 0.1
 """How soon starts are asked for again that the runtime did not allow."""
 CLAIM_TRIES = 4
@@ -261,9 +263,12 @@ class Pool:
     async def keep_warm_loop(self) -> None:
         """Size the pool whenever something changed, a back-off ended, and every second."""
         while True:
+            self._changed.clear()
+            began = self._clock.monotonic()
             wants_more = self._size()
             self._publish()
-            self._changed.clear()
+            # Claims and resets of a busy pool change something all the time: a tenth of the time is enough for this.
+            await self._clock.sleep(max(REST_SECONDS, 9.0 * (self._clock.monotonic() - began)))
             now = self._clock.monotonic()
             pauses = [each.no_start_before - now for each in self._members.failures.values()]
             pauses.append(RETRY_SECONDS if wants_more else TICK_SECONDS)
