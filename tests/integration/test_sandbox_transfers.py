@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import io
 import json
 import os
 import socket
 import stat
 import struct
 import sys
+import tarfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -83,6 +85,39 @@ async def test_archives_with_the_agents_rights_only(box: ClaimedSandbox, tree: P
     with pytest.raises(FileNotFoundError):
         await download(box, "none", tree / "out")
     assert (await box.exec("true")).exit_code == 0
+
+
+def tar(name: str, **differs: object) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as file:
+        info = tarfile.TarInfo(name)
+        for key, value in differs.items():
+            setattr(info, key, value)
+        file.addfile(info)
+    return buffer.getvalue()
+
+
+async def test_what_a_guest_refuses_of_archives_is_named(box: ClaimedSandbox) -> None:
+    refused = {
+        "leads out of the folder": [
+            tar("../evil"),
+            tar("/tmp/evil"),
+            tar("link", type=tarfile.SYMTYPE, linkname="/etc"),
+            tar("hard", type=tarfile.LNKTYPE, linkname="../../etc/passwd"),
+        ],
+        "neither a file": [tar("null", type=tarfile.CHRTYPE, devmajor=1, devminor=3)],
+        "not a tar archive": [b"", b"nonsense" * 1000, tar("file")[:400]],
+        "at most": [bytes(32 * 1024 * 1024 + 1)],
+    }
+    for words, archives in refused.items():
+        for archive in archives:
+            with pytest.raises(ValueError, match=words):
+                await box.call("PUT", "/archive?path=in", archive)
+    await box.exec("head -c 20000000 /dev/zero > big")
+    with pytest.raises(ValueError, match="ask for it in parts"):
+        await box.call("GET", "/archive?path=.", max_body_bytes=1 << 25)
+    assert (await box.exec("ls -A in /tmp")).stdout.split() == ["/tmp:", "in:"]
+    assert not box.lost
 
 
 async def test_a_link_of_the_agent_does_not_lead_an_upload_elsewhere(
