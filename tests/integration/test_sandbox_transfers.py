@@ -380,6 +380,26 @@ async def test_a_client_that_dies_takes_its_port_along(box: ClaimedSandbox, serv
         await held.__aexit__(None, None, None)
 
 
+async def test_a_sandbox_that_dies_ends_its_tunnel_and_its_transfers(
+    client: SandboxClient, server: Server, tmp_path: Path
+) -> None:
+    (tmp_path / "large").write_bytes(bytes(50_000_000))
+    async with client.claim("p", timeout=30) as box:
+        held = tunnel(box, f"http://127.0.0.1:{server.port}")
+        await held.__aenter__()
+        uploading = asyncio.create_task(upload(box, tmp_path / "large", "large"))
+        await asyncio.sleep(0.05)
+        client.manager.pools["p"].kill(box.id)
+        with pytest.raises(SandboxError):
+            await uploading
+        assert box.lost
+        async with asyncio.timeout(10):
+            while any("_Relay.run" in repr(task) for task in asyncio.all_tasks()):
+                await asyncio.sleep(0.02)
+        with pytest.raises(SandboxError, match="ended early"):
+            await held.__aexit__(None, None, None)
+
+
 async def test_a_guest_that_is_hung_up_on_keeps_nothing(
     box: ClaimedSandbox, server: Server
 ) -> None:
