@@ -24,6 +24,7 @@ from urllib.parse import unquote, urlencode
 
 from rljob.claimed_sandbox import ClaimedSandbox
 from rljob.errors import SandboxError
+from rljob.http1 import Answer
 from rljob.sandbox_tar import (
     BLOCK,
     MAX_DEPTH,
@@ -240,13 +241,7 @@ async def download(
     target: Target | None = None
     try:
         while after is not None:
-            query = _query(path=remote, max_bytes=PART_BYTES, after=after)
-            answer = await box.call(
-                "GET",
-                f"/archive?{query}",
-                timeout=CALL_SECONDS,
-                max_body_bytes=PART_BYTES + BLOCK,
-            )
+            answer = await _ask(box, remote, after)
             is_folder = answer.headers.get("x-rljob-kind") == "folder"
             if target is None:
                 target = await asyncio.to_thread(Target, local, is_folder=is_folder)
@@ -266,6 +261,12 @@ async def download(
     finally:
         if target is not None:
             target.close()
+
+
+async def _ask(box: ClaimedSandbox, remote: str, after: str) -> Answer:
+    query = _query(path=remote, max_bytes=PART_BYTES, after=after)
+    most = PART_BYTES + BLOCK
+    return await box.call("GET", f"/archive?{query}", timeout=CALL_SECONDS, max_body_bytes=most)
 
 
 @dataclass

@@ -105,22 +105,22 @@ def view(
     ]
     if own_uid:
         argv += ["--perms", "0700", "--size", "65536", "--tmpfs", BOOT_FOLDER]
-    argv += ["--perms", "0755", "--size", str(disk_bytes), "--tmpfs", WORKSPACE]
+    argv += _writable_folders(disk_bytes, writable_paths)
+    return [*argv, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORKSPACE]
+
+
+def _writable_folders(disk_bytes: int, paths: Sequence[str]) -> list[str]:
+    """A file system each; beside the pool's own paths, what they begin with."""
+    shm = str(min(disk_bytes, _SHM_MIB * MIB))
+    argv = ["--perms", "0755", "--size", str(disk_bytes), "--tmpfs", WORKSPACE]
     argv += ["--perms", "1777", "--size", str(disk_bytes), "--tmpfs", "/tmp"]
-    argv += [
-        "--perms",
-        "1777",
-        "--size",
-        str(min(disk_bytes, _SHM_MIB * MIB)),
-        "--tmpfs",
-        "/dev/shm",
-    ]
-    for number, path in enumerate(writable_paths):
+    argv += ["--perms", "1777", "--size", shm, "--tmpfs", "/dev/shm"]
+    for number, path in enumerate(paths):
         argv += _parents(Path(path))
         argv += ["--perms", "0755", "--size", str(disk_bytes), "--tmpfs", path]
         argv += ["--perms", "0755", "--dir", seed_path(number)]
         argv += ["--ro-bind-try", path, seed_path(number)]
-    return [*argv, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORKSPACE]
+    return argv
 
 
 def _parents(path: Path) -> Iterable[str]:
