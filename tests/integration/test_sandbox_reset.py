@@ -158,10 +158,11 @@ async def test_a_canary_that_sings_another_song_puts_the_sandbox_aside(
     ("spec", "words"),
     [
         ({"writablePaths": ["/usr/share"], "limits": {"diskMib": 1}}, "writable path /usr/share: "),
+        ({"recycle": {"canary": "no-such-command"}}, "the canary: it does not run: "),
         ({"writablePaths": [sys.base_prefix]}, "would cover what the guest itself runs on"),
         ({"writablePaths": ["/usr"]}, "would cover what the guest itself runs on"),
     ],
-    ids=["too large", "the interpreter", "the loader"],
+    ids=["too large", "no canary", "the interpreter", "the loader"],
 )
 async def test_a_sandbox_that_cannot_begin_says_why(
     tmp_path: Path, spec: dict[str, object], words: str, capsys: pytest.CaptureFixture[str]

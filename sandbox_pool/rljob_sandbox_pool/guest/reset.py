@@ -205,7 +205,9 @@ class Canary:
     def expect(self, result: dict[str, Any]) -> str:
         """The first result; returns why it is none, or nothing."""
         self._expected = result
-        return f"it does not end within {CANARY_SECONDS:g} s" if result["timed_out"] else ""
+        if result["timed_out"]:
+            return f"it does not end within {CANARY_SECONDS:g} s"
+        return f"it does not run: {result['stderr']:.200}" if result["exit_code"] == 127 else ""
 
     def differences(self, result: dict[str, Any]) -> list[str]:
         """In words; empty: none."""

@@ -89,3 +89,6 @@ def test_a_canary_that_says_something_else_is_evidence() -> None:
 
 def test_a_canary_that_does_not_end_is_none() -> None:
     assert "does not end" in Canary("sleep 60").expect(result(timed_out=True))
+    missing = result(exit_code=127, stderr="sh: python4: not found")
+    assert Canary("python4").expect(missing) == "it does not run: sh: python4: not found"
+    assert Canary("false").expect(result(exit_code=1)) == ""
