@@ -139,17 +139,23 @@ async def test_writable_paths_begin_as_the_image_has_them_and_come_back(
 
 
 async def test_a_writable_root_is_replaced_with_its_sandbox(
-    pools: Pools, sandbox_images: dict[str, str]
+    cluster: Cluster, pools: Pools, sandbox_images: dict[str, str]
 ) -> None:
+    label = "pod-security.kubernetes.io/enforce"
+    cluster.patch("Namespace", pools.namespace, None, {"metadata": {"labels": {label: "baseline"}}})
+    kind = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass"}
+    cluster.apply({**kind, "metadata": {"name": "rljob-e2e"}, "handler": "runc"})
     spec = {"readOnlyRoot": False, "recycle": {"strategy": "recreate"}}
-    pools.make("default", images=[{"image": sandbox_images["shell"]}], warm=1, max=2, **spec)
+    spec |= {"podSecurity": "baseline", "runtimeClassName": "rljob-e2e"}
+    pools.make("default", images=[{"image": sandbox_images["root"]}], warm=1, max=2, **spec)
     ids = set()
     async with pools.client() as client:
         for _ in range(2):
             async with client.claim("default", timeout=CLAIM_SECONDS) as box:
                 ids.add(box.id)
-                assert (await box.exec("ls /var/tmp/left")).exit_code != 0
-                assert (await box.exec("touch /var/tmp/left")).exit_code == 0
+                assert (await box.exec("ls /bin/left")).exit_code != 0
+                assert (await box.exec("touch /bin/left")).exit_code == 0
+                assert (await box.exec("touch /opt/rljob/guest/left")).exit_code != 0
     assert len(ids) == 2
 
 
