@@ -13,6 +13,8 @@ IMAGE_UNAVAILABLE = "ImageUnavailable"
 """An image of it cannot be pulled."""
 CONTAINER_FAILED = "ContainerNotCreated"
 """The node refuses to make its container."""
+POD_NOT_MADE = "PodNotMade"
+"""The node makes none of its containers: it has no such runtime, no network, no user namespaces."""
 _IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 _CONTAINER_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 _EXIT_WORDS = {3: "the claim's time to live is over"}

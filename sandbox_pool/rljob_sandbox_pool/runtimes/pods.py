@@ -27,12 +27,14 @@ from rljob.labels import GUEST_PORT
 from rljob_sandbox_pool.runtimes import pod_template
 from rljob_sandbox_pool.runtimes.base import SandboxSpec, Trouble
 from rljob_sandbox_pool.runtimes.pod_identity import IMAGE, TEMPLATE_HASH, Owner
-from rljob_sandbox_pool.runtimes.pod_status import fate, is_scheduled, trouble
+from rljob_sandbox_pool.runtimes.pod_status import POD_NOT_MADE, fate, is_scheduled, trouble
 from rljob_sandbox_pool.runtimes.pod_template import PodConfig
 from rljob_sandbox_pool.starts import MAX_DELETIONS, SlowStart, StartBucket
 
 CREATE_SECONDS = 4.0
 """Deadline of a create, well below the Lease's: whoever takes over sees what its predecessor made."""
+SANDBOX_SECONDS = 60.0
+"""A pod that has a node gets its address within seconds, before any image is pulled; after so long it is a trouble."""
 UP_SECONDS = 600.0
 """A pod that has a node but no address after so long is replaced."""
 ARRIVAL_SECONDS = 75.0
@@ -55,6 +57,7 @@ class PodSandbox:
         self._pod: Object | None = None
         self._changed = asyncio.Event()
         self._created_at: float | None = None
+        self._scheduled_at: float | None = None
         self._is_doubtful = False
         self._killing = False
         if manifest is not None:
@@ -88,7 +91,19 @@ class PodSandbox:
 
     def trouble(self) -> Trouble | None:
         """See `base.RunningSandbox`."""
-        return trouble(self._pod) if self._pod else None
+        if self._pod is None:
+            return None
+        return trouble(self._pod) or self._not_made()
+
+    def _not_made(self) -> Trouble | None:
+        """Its node fails to make what all its containers share: network, user namespace, runtime."""
+        since = self._scheduled_at
+        if since is None or self._runtime.clock.monotonic() - since < SANDBOX_SECONDS:
+            return None
+        if ((self._pod or {}).get("status") or {}).get("podIP"):
+            return None
+        words = f"a pod has a node and no address for {SANDBOX_SECONDS:.0f} s; its events say why"
+        return Trouble(POD_NOT_MADE, words)
 
     def kill(self) -> None:
         """See `base.RunningSandbox`."""
@@ -101,6 +116,8 @@ class PodSandbox:
         if self._pod is not None and uid_of(self._pod) != uid_of(pod):
             return
         self._pod = pod
+        if self._scheduled_at is None and is_scheduled(pod):
+            self._scheduled_at = self._runtime.clock.monotonic()
         self._is_doubtful = False
         self._changed.set()
         if (how := fate(pod)) and not self.failed.done():

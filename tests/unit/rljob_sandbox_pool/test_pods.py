@@ -3,9 +3,12 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from rljob.api.rljob_types import SandboxLimits, SandboxPoolSpec
 from rljob.kube.resources import Object
 from rljob.labels import GUEST_PORT
+from rljob_sandbox_pool.runtimes import pods
 from rljob_sandbox_pool.runtimes.base import SandboxSpec
 from rljob_sandbox_pool.runtimes.pod_identity import Owner
 from rljob_sandbox_pool.runtimes.pod_template import PodConfig
@@ -66,4 +69,25 @@ async def test_a_create_that_is_answered_late_takes_nothing_back_that_the_watch_
     await asyncio.sleep(0.01)
     async with asyncio.timeout(2):
         assert await box.locate() == f"http://10.0.0.9:{GUEST_PORT}"
+    runtime.close()
+
+
+async def test_a_pod_that_its_node_cannot_make_is_a_trouble_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kube: Any = SlowToAnswer()
+    owner = Owner(namespace="ns", name="p", uid="pool")
+    config = PodConfig(guest_image="guest:1", sandbox_image="box:1")
+    runtime = PodRuntime(kube, owner, SandboxPoolSpec(), config, StartBucket())
+    pod: Any = {"metadata": {"name": "p-1", "namespace": "ns", "uid": "u"}, "spec": {}}
+    _, _, box = runtime.adopt(pod)
+    monkeypatch.setattr(pods, "SANDBOX_SECONDS", 0.0)
+    assert box.trouble() is None
+    placed = {**pod, "spec": {"nodeName": "n"}}
+    box.seen(placed)
+    trouble = box.trouble()
+    assert trouble is not None
+    assert trouble.reason == "PodNotMade"
+    box.seen({**placed, "status": {"podIP": "10.0.0.9"}})
+    assert box.trouble() is None
     runtime.close()
