@@ -10,6 +10,7 @@ from rljob.claimed_sandbox import ClaimedSandbox
 from rljob.errors import DeadlineError, ManifestError, SandboxError
 from rljob.http1 import HttpClient
 from rljob.sandbox_client import SandboxClient
+from rljob_sandbox_pool.runtimes.base import Runtime
 
 
 @pytest.fixture
@@ -61,6 +62,18 @@ async def test_output_that_is_not_text_is_replaced_not_refused(box: ClaimedSandb
     result = await box.exec("cat garbage")
     assert result.exit_code == 0
     assert "\ufffd" in result.stdout
+
+
+async def test_output_that_is_not_text_can_be_had_as_it_is(box: ClaimedSandbox) -> None:
+    await box.write_file("garbage", data := bytes(range(256)) * 4)
+    assert (await box.exec_bytes("cat garbage")).stdout == data
+
+
+async def test_output_can_be_read_as_it_comes(box: ClaimedSandbox) -> None:
+    await box.write_file("garbage", data := bytes(range(256)) * 1000)
+    async with box.exec_stream("cat garbage; exit 3") as output:
+        assert b"".join([piece async for _, piece in output]) == data
+    assert (output.result.exit_code, output.result.truncated) == (3, False)
 
 
 async def test_commands_run_at_once(box: ClaimedSandbox) -> None:
@@ -393,3 +406,15 @@ async def test_a_body_past_the_limit_is_413(box: ClaimedSandbox) -> None:
     )
     await http.aclose()
     assert answer.status in (400, 413)
+
+
+async def test_a_sandbox_without_shells_says_so_and_is_not_lost(
+    box: ClaimedSandbox, runtime: Runtime
+) -> None:
+    if runtime.name != "simulated":
+        async with box.shell() as shell:
+            assert (await shell.run("echo alive")).output == "alive\n"
+        return
+    with pytest.raises(OSError, match="no shells"):
+        await box.shell().__aenter__()
+    assert (await box.exec("echo alive")).stdout == "alive\n"
