@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
+import prometheus_client
 import pytest
 
 from rljob.api.rljob_types import SandboxPool
@@ -358,3 +359,20 @@ async def test_a_reset_after_which_the_guest_cannot_prove_itself_is_no_reset() -
         await pool.release("a")
         assert (await claim(pool, "b"))["sandbox_id"] != first["sandbox_id"]
         await until(lambda: pool.counts().quarantined + pool.counts().ending == 0)
+
+
+async def test_the_metrics_tell_claims_that_found_a_sandbox_from_those_that_waited() -> None:
+    def num(phase: str, result: str) -> float:
+        labels = {"pool": "p", "image": "", "phase": phase, "result": result}
+        found = prometheus_client.REGISTRY.get_sample_value(
+            "rljob_sandbox_claim_seconds_count", labels
+        )
+        return found or 0.0
+
+    async with running(Runtime(), warm=1, max=2) as pool:
+        await until(lambda: pool.counts().ready == 1)
+        kinds = [(phase, result) for phase in ("queue", "accept") for result in ("hit", "miss")]
+        before = {kind: num(*kind) for kind in kinds}
+        await claim(pool, "a")
+        await claim(pool, "b")
+        assert {kind: num(*kind) - before[kind] for kind in kinds} == dict.fromkeys(kinds, 1.0)

@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -72,6 +73,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.states: dict[str, S] = {}
         self.jobs: dict[str, str] = {}
         """Whose claims a sandbox has served."""
+        self.trespasses: list[tuple[str, S]] = []
+        """What pool managers did to sandboxes that they had let go."""
         self.condemned: set[str] = set()
         """Sandboxes that cannot have verified."""
         self.patch = mock.patch.object(member_module, "HttpClient", self.client)
@@ -96,7 +99,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = Pool(
             self.spec, self.runtime, "pool key", self.loop, name="p", scope="ns", job=""
         )
-        self.pool.on_state = self.entered
+        self.pool.on_state = partial(self.entered, self.link)
         self.states = {}
         for box in list(self.world.boxes.values()):
             self.pool.adopt(box.id, box.image, self.runtime.adopt(box))
@@ -126,7 +129,10 @@ class PoolMachine(RuleBasedStateMachine):
     def started(self) -> None:
         assert len(self.world.boxes) <= self.spec.max
 
-    def entered(self, member: Member) -> None:
+    def entered(self, link: Link, member: Member) -> None:
+        if link.is_cut:
+            self.trespasses.append((member.id, member.state))
+            return
         before = self.states.get(member.id, S.STARTING)
         assert member.state in WAYS[before], (before, member.state)
         self.states[member.id] = member.state
@@ -137,7 +143,6 @@ class PoolMachine(RuleBasedStateMachine):
         assert bool(member.evidence) >= (member.state is S.QUARANTINED)
         most = self.spec.max_per_job
         if member.state is S.CLAIMED and before is S.READY:
-            assert self.jobs.setdefault(member.id, member.job) == member.job
             held = sum(
                 each.state is S.CLAIMED and each.job == member.job
                 for each in self.pool._members.by_id.values()
@@ -221,6 +226,7 @@ class PoolMachine(RuleBasedStateMachine):
         known = self.pool._members.by_id.get(claim.sandbox)
         is_mute = known is not None and known.is_unheard
         assert sandbox == claim.sandbox or not self.opens(claim) or is_mute
+        assert self.jobs.setdefault(sandbox, claim.job) == claim.job
         claim.sandbox = sandbox
         claim.headers = {
             "authorization": f"Bearer {answer['token']}",
@@ -361,6 +367,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.collect()
         self.nobody_shares_a_sandbox()
         self.nothing_waits_past_its_deadline()
+        assert not self.trespasses
         self.nothing_is_lost_sight_of()
 
     def nobody_shares_a_sandbox(self) -> None:
