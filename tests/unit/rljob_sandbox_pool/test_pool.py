@@ -369,10 +369,13 @@ async def test_the_metrics_tell_claims_that_found_a_sandbox_from_those_that_wait
         )
         return found or 0.0
 
-    async with running(Runtime(), warm=1, max=2) as pool:
+    async with running(Runtime(), warm=1, max=1) as pool:
         await until(lambda: pool.counts().ready == 1)
         kinds = [(phase, result) for phase in ("queue", "accept") for result in ("hit", "miss")]
         before = {kind: num(*kind) for kind in kinds}
         await claim(pool, "a")
-        await claim(pool, "b")
+        waiting = asyncio.create_task(claim(pool, "b"))
+        await until(lambda: pool.counts().waiting == 1)
+        await pool.release("a")
+        await waiting
         assert {kind: num(*kind) - before[kind] for kind in kinds} == dict.fromkeys(kinds, 1.0)
