@@ -82,6 +82,22 @@ async def test_a_writable_path_is_as_the_machine_has_it_again(
     assert sorted(path.name for path in machine.iterdir()) == ["a.py", "deep", "tool"]
 
 
+async def test_times_and_flags_carry_no_message(client: SandboxClient, machine: Path) -> None:
+    tell = f"cd {machine}; stat -c '%n %X %Y' /workspace /tmp /dev/shm . a.py tool deep/link; "
+    tell += "lsattr -d /workspace /tmp . ./tool 2>/dev/null"
+    harm = f"cd {machine}; touch -d 2033-01-01 /workspace /tmp /dev/shm; "
+    harm += "touch -h -a -d 2044-01-01 . a.py tool deep/link; "
+    harm += "chattr +d +A /workspace /tmp . ./tool"
+    async with client.claim("p", timeout=30) as box:
+        await box.reset()
+        was = (await box.exec(tell)).stdout
+        await box.exec(harm)
+        assert (await box.exec(tell)).stdout != was
+    async with client.claim("p", timeout=30) as again:
+        assert again.id == box.id
+        assert (await again.exec(tell)).stdout == was
+
+
 async def test_its_owner_may_reset_it_and_goes_on(client: SandboxClient, machine: Path) -> None:
     async with client.claim("p", timeout=30) as box:
         was = await facts(box, machine)

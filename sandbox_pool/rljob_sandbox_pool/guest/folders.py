@@ -6,8 +6,10 @@ For folders in which nobody else is at work: an image that is copied, a sandbox 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
+import struct
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -21,6 +23,9 @@ READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _CHUNK = 1 << 20
 _MAX_NAMED = 5
+_GET_FLAGS, _SET_FLAGS = 0x80086601, 0x40086602
+_OWNERS_FLAGS = 0x6283C0EF
+"""All but immutable, which is root's, and those that a file system sets itself."""
 
 
 class TooLargeError(Exception):
@@ -127,6 +132,25 @@ class Copy:
 def named(error: OSError, name: str) -> OSError:
     """The error, told of a name that its reader knows."""
     return OSError(error.errno, os.strerror(error.errno or 0), name)
+
+
+def flags(fd: int) -> int:
+    """Those of an inode that its owner can set (`chattr`)."""
+    return _raw_flags(fd) & _OWNERS_FLAGS
+
+
+def set_flags(fd: int, wanted: int) -> None:
+    """Where the file system has flags. Raises OSError."""
+    raw = _raw_flags(fd)
+    if raw & _OWNERS_FLAGS != wanted:
+        fcntl.ioctl(fd, _SET_FLAGS, struct.pack("q", raw & ~_OWNERS_FLAGS | wanted))
+
+
+def _raw_flags(fd: int) -> int:
+    try:
+        return struct.unpack("ii", fcntl.ioctl(fd, _GET_FLAGS, bytes(8)))[0]
+    except OSError:
+        return 0
 
 
 def kept_mode(info: os.stat_result) -> int:

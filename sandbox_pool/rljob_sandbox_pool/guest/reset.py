@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rljob_sandbox_pool.guest.checks import Command
-from rljob_sandbox_pool.guest.folders import FOLDER, empty
+from rljob_sandbox_pool.guest.folders import FOLDER, empty, flags, set_flags
 from rljob_sandbox_pool.guest.ports import listeners
 from rljob_sandbox_pool.guest.system import User
 from rljob_sandbox_pool.guest.writable import Writable
@@ -154,6 +154,8 @@ class Reset:
         self._user, self._folders, self._shared, self._sealed = user, folders, shared, sealed
         self._writable = writable
         self._modes = {path: stat.S_IMODE(os.stat(path).st_mode) for path in folders}
+        self._began = {path: _began(path) for path in folders}
+        """Times and flags, which are put back as well."""
         self._affinity = os.sched_getaffinity(0)
         self._pristine = self._look()
 
@@ -180,11 +182,31 @@ class Reset:
         return found + self._pristine.differences(now)
 
     def _restore(self, path: str) -> None:
+        self._empty(path)
+        began, wanted = self._began[path]
+        with self._user.borrowed():
+            at = os.open(path, FOLDER)
+            try:
+                if began.st_uid == os.geteuid():
+                    set_flags(at, wanted)
+                    os.utime(at, ns=(began.st_atime_ns, began.st_mtime_ns))
+            finally:
+                os.close(at)
+
+    def _empty(self, path: str) -> None:
         info = os.stat(path)
         if stat.S_IMODE(info.st_mode) != self._modes[path]:
             with self._user.borrowed():
                 os.chmod(path, self._modes[path])
         empty_folder(path, self._user)
+
+
+def _began(path: str) -> tuple[os.stat_result, int]:
+    at = os.open(path, FOLDER)
+    try:
+        return os.fstat(at), flags(at)
+    finally:
+        os.close(at)
 
 
 def survivors(pids: Sequence[int]) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 
 from rljob_sandbox_pool.guest import folders
@@ -44,6 +45,8 @@ class Writable:
         """While at work: the name under which an inode was met first."""
         self._restored: set[str] = set()
         self._root = os.stat(path)
+        self._root_flags = 0
+        """Of all that is in it, too."""
 
     def fill(self, max_bytes: int) -> None:
         """Copy the seed into the folder, which is empty. Raises OSError, TooLargeError."""
@@ -54,6 +57,8 @@ class Writable:
         """What the folder is now is what a reset brings back. Raises OSError, TooLargeError."""
         with self._user.borrowed():
             self._root = os.stat(self.path)
+            with _opened(self.path) as at:
+                self._root_flags = folders.flags(at)
             for path, at, name in self._walk():
                 if len(self._manifest) > folders.MAX_ENTRIES:
                     raise TooLargeError(f"{self.path}: more than {folders.MAX_ENTRIES} files")
@@ -61,6 +66,7 @@ class Writable:
                 self._manifest[path] = _facts(info) + _content(at, name, info)
                 if info.st_nlink > 1 and not stat.S_ISDIR(info.st_mode):
                     self._first[path] = self._names.setdefault((info.st_dev, info.st_ino), path)
+            self._forget_reads()
         self._names.clear()
 
     def restore(self) -> list[str]:
@@ -72,7 +78,9 @@ class Writable:
                     self._restore(seed)
                 finally:
                     os.close(seed)
-                return self._differences() if self._restored else []
+                found = self._differences() if self._restored else []
+                self._forget_reads()
+                return found
             except OSError as error:
                 return [f"{self.path}: {error.filename or ''}: {error.strerror}"]
             except (TooLargeError, folders.UnreadableError) as error:
@@ -81,14 +89,21 @@ class Writable:
                 self._names.clear()
                 self._restored.clear()
 
+    def _forget_reads(self) -> None:
+        """When something was last read, or is said to have been, is what an owner can tell the next one by."""
+        for path, at, name in self._walk():
+            time_ns = os.stat(name, dir_fd=at, follow_symlinks=False).st_mtime_ns
+            try:
+                os.utime(name, ns=(time_ns, time_ns), dir_fd=at, follow_symlinks=False)
+            except PermissionError:
+                if path:  # the folder itself may be another's, and then says nothing
+                    raise
+
     def _walk(self) -> Iterator[tuple[str, int, str]]:
         """Every entry, folders before what they hold: path below the folder, descriptor of its folder, name."""
-        at = os.open(self.path, FOLDER)
-        try:
+        with _opened(self.path) as at:
             yield _ROOT, at, "."
             yield from self._inside(at, _ROOT, 0)
-        finally:
-            os.close(at)
 
     def _inside(self, at: int, path: str, depth: int) -> Iterator[tuple[str, int, str]]:
         if depth > folders.MAX_DEPTH:
@@ -96,7 +111,7 @@ class Writable:
         for name in sorted(os.listdir(at)):
             yield f"{path}/{name}", at, name
             if stat.S_ISDIR(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
-                inner = os.open(name, FOLDER, dir_fd=at)
+                inner = os.open(name, FOLDER | os.O_NOATIME, dir_fd=at)
                 try:
                     yield from self._inside(inner, f"{path}/{name}", depth + 1)
                 finally:
@@ -111,9 +126,10 @@ class Writable:
             os.close(root)
 
     def _folder(self, at: int, seed: int, path: str, root: int) -> None:
-        # First of all: new files would inherit an access list.
+        # First of all: new files would inherit an access list, and flags.
         if _content(at, ".", os.fstat(at)) != self._manifest[path][_NUM_FACT_BYTES:]:
             _detach(at)
+            folders.set_flags(at, self._root_flags)
             self._restored.add(path)
         wanted = [name for name in sorted(os.listdir(seed)) if f"{path}/{name}" in self._manifest]
         for name in set(os.listdir(at)).difference(wanted):
@@ -196,6 +212,18 @@ class Writable:
         return found[:MAX_EVIDENCE]
 
 
+@contextmanager
+def _opened(path: str) -> Iterator[int]:
+    try:
+        fd = os.open(path, FOLDER | os.O_NOATIME)
+    except PermissionError:
+        fd = os.open(path, FOLDER)  # another's
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
 def _detach(at: int) -> None:
     """Remove what an owner can attach to a folder."""
     for name in os.listxattr(at):
@@ -228,6 +256,7 @@ def _content(at: int, name: str, info: os.stat_result) -> bytes:
         try:
             if stat.S_ISREG(info.st_mode):
                 _read_into(digest, fd, min(_CHUNK, info.st_size + 1))
+            digest.update(b"%d" % folders.flags(fd))
             for attribute in sorted(os.listxattr(fd)):
                 digest.update(os.fsencode(attribute) + os.getxattr(fd, attribute))
         finally:

@@ -1,5 +1,6 @@
 """Whatever was done to a folder of the image, a reset brings back what it was, and says so where it cannot."""
 
+import contextlib
 import mmap
 import os
 import shutil
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rljob_sandbox_pool.guest import folders
 from rljob_sandbox_pool.guest.folders import MAX_DEPTH, TooLargeError
 from rljob_sandbox_pool.guest.system import User
 from rljob_sandbox_pool.guest.writable import Writable
@@ -160,6 +162,46 @@ def test_what_is_attached_to_files_goes(folder: Folder) -> None:
     assert folder.writable.restore() == []
     for path in (folder.path, folder.path / "pkg", folder.path / "tool"):
         assert "user.note" not in os.listxattr(path)
+
+
+def test_no_message_is_left_in_times_of_reading(folder: Folder) -> None:
+    paths = [folder.path, *folder.path.rglob("*")]
+    for path in paths:
+        info = path.lstat()
+        os.utime(path, ns=(2_400_000_000 * 10**9 + 7, info.st_mtime_ns), follow_symlinks=False)
+    assert folder.writable.restore() == []
+    for path in paths:
+        assert path.lstat().st_atime_ns == path.lstat().st_mtime_ns
+    assert facts(folder.path) == folder.was
+
+
+def test_flags_of_files_and_folders_go(folder: Folder) -> None:
+    touched = [folder.path, folder.path / "pkg", folder.path / "tool"]
+    for path in touched:
+        set_flags(path, 0x40)
+    if not get_flags(folder.path):
+        pytest.skip("this file system has no flags")
+    (folder.path / "pkg/a.py").unlink()
+    assert folder.writable.restore() == []
+    assert not [p for p in [folder.path, *folder.path.rglob("*")] if get_flags(p)]
+    assert facts(folder.path) == folder.was
+
+
+def set_flags(path: Path, flags: int) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    with contextlib.suppress(OSError):
+        folders.set_flags(fd, flags)
+    os.close(fd)
+
+
+def get_flags(path: Path) -> int:
+    if path.is_symlink():
+        return 0
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return folders.flags(fd)
+    finally:
+        os.close(fd)
 
 
 def test_an_access_list_that_new_files_inherit_goes(folder: Folder) -> None:
