@@ -126,8 +126,8 @@ def _read(path: str) -> bytes:
         os.close(fd)
 
 
-def empty_folder(path: str, user: User) -> None:
-    """Remove all that is in it, and what its owner attached to it. Raises OSError."""
+def empty_folder(path: str, user: User, wanted_flags: int) -> None:
+    """Remove all that is in it, and what its owner attached to it or set of it. Raises OSError."""
     with user.borrowed():
         at = os.open(path, FOLDER)
         try:
@@ -135,6 +135,7 @@ def empty_folder(path: str, user: User) -> None:
             if info.st_uid == os.geteuid():
                 for name in os.listxattr(at):
                     os.removexattr(at, name)
+                set_flags(at, wanted_flags)
             empty(at)
         finally:
             os.close(at)
@@ -154,10 +155,11 @@ class Reset:
         self._user, self._folders, self._shared, self._sealed = user, folders, shared, sealed
         self._writable = writable
         self._modes = {path: stat.S_IMODE(os.stat(path).st_mode) for path in folders}
-        self._began = {path: _began(path) for path in folders}
-        """Times and flags, which are put back as well."""
+        self._flags = {path: _flags(path) for path in folders}
+        self._times = {path: os.stat(path).st_mtime_ns for path in folders}
         self._affinity = os.sched_getaffinity(0)
         self._pristine = self._look()
+        self._put_times()
 
     def _look(self) -> Snapshot:
         # Put right, not compared: a node gives the CPUs of a sandbox to others and back as it likes.
@@ -179,32 +181,28 @@ class Reset:
                 break
             time.sleep(_PORT_SECONDS)
             now = self._look()
+        self._put_times()
         return found + self._pristine.differences(now)
 
-    def _restore(self, path: str) -> None:
-        self._empty(path)
-        began, wanted = self._began[path]
+    def _put_times(self) -> None:
+        """An owner can set them as he likes: to what he has to tell the next one. Last, since to look changes them."""
         with self._user.borrowed():
-            at = os.open(path, FOLDER)
-            try:
-                if began.st_uid == os.geteuid():
-                    set_flags(at, wanted)
-                    os.utime(at, ns=(began.st_atime_ns, began.st_mtime_ns))
-            finally:
-                os.close(at)
+            for path, time_ns in self._times.items():
+                if os.stat(path).st_uid == os.geteuid():
+                    os.utime(path, ns=(time_ns, time_ns))
 
-    def _empty(self, path: str) -> None:
+    def _restore(self, path: str) -> None:
         info = os.stat(path)
         if stat.S_IMODE(info.st_mode) != self._modes[path]:
             with self._user.borrowed():
                 os.chmod(path, self._modes[path])
-        empty_folder(path, self._user)
+        empty_folder(path, self._user, self._flags[path])
 
 
-def _began(path: str) -> tuple[os.stat_result, int]:
+def _flags(path: str) -> int:
     at = os.open(path, FOLDER)
     try:
-        return os.fstat(at), flags(at)
+        return flags(at)
     finally:
         os.close(at)
 

@@ -3,6 +3,7 @@
 import os
 import resource
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,17 @@ def test_any_limit_of_the_guest_that_was_changed_is_evidence(name: str) -> None:
     lower = {-1: 1 << 40, 0: min(hard, 1) if hard >= 0 else 1}.get(soft, soft - 1)
     try:
         resource.setrlimit(kind, (lower, hard))
-        found = pristine.differences(Snapshot.take([]))
+        found = of_the_guest(pristine)
     finally:
         resource.setrlimit(kind, before)
     assert found == ["the guest's own limits, priority or scheduling have changed"]
-    assert not pristine.differences(Snapshot.take([]))
+    assert not of_the_guest(pristine)
+
+
+def of_the_guest(pristine: Snapshot, sealed: Sequence[str] = ()) -> list[str]:
+    """Ports come and go on this machine, which is no sandbox."""
+    found = pristine.differences(Snapshot.take([], sealed=sealed))
+    return [words for words in found if not words.startswith("somebody listens")]
 
 
 def test_a_folder_whose_entries_alone_are_sealed(tmp_path: Path) -> None:
@@ -31,12 +38,12 @@ def test_a_folder_whose_entries_alone_are_sealed(tmp_path: Path) -> None:
     sealed = [f"{tmp_path}/"]
     pristine = Snapshot.take([], sealed=sealed)
     (below / "x").touch()
-    assert pristine.differences(Snapshot.take([], sealed=sealed)) == []
+    assert of_the_guest(pristine, sealed) == []
     (tmp_path / "left").touch()
-    assert pristine.differences(Snapshot.take([], sealed=sealed)) == [f"{tmp_path}/ was touched"]
+    assert of_the_guest(pristine, sealed) == [f"{tmp_path}/ was touched"]
     (tmp_path / "left").unlink()
     below.chmod(0o700)
-    assert pristine.differences(Snapshot.take([], sealed=sealed)) == [f"{tmp_path}/ was touched"]
+    assert of_the_guest(pristine, sealed) == [f"{tmp_path}/ was touched"]
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
