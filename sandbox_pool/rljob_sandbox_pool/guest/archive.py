@@ -75,8 +75,10 @@ def _members(archive: bytes) -> Iterator[tuple[Parts, tarfile.TarInfo]]:
         while member := tar.next():
             # Or a tree of names would stay in memory, and a negative size would lead back for ever.
             vars(tar)["members"].clear()
-            if tar.offset <= end or member.size < 0:
+            if tar.offset <= end or not 0 <= member.size <= _MAX_FILE_BYTES:
                 raise ValueError("sizes do not fit")
+            if "\0" in member.name or "\0" in member.linkname:
+                raise ValueError("a name with a NUL")
             end = tar.offset
             num += 1
             if num > MAX_MEMBERS:
@@ -115,8 +117,6 @@ def _parts(name: str, shown: str) -> Parts:
     parts = tuple(part for part in name.split("/") if part not in ("", "."))
     if name.startswith("/") or ".." in parts:
         raise _escapes(shown)
-    if "\0" in name:
-        raise ValueError("a name with a NUL")
     if len(parts) > MAX_DEPTH:
         raise RefusedError(400, "bad_request", f"{shown[:200]}…: deeper than {MAX_DEPTH} folders")
     return parts

@@ -85,7 +85,9 @@ def text(
 def number(request: dict[str, Any], name: str, default: float, low: float, high: float) -> float:
     """A number field, brought into its bounds."""
     value = request.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+    # Only of floats can that be asked: there are numbers that no float holds.
+    is_nan = isinstance(value, float) and math.isnan(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or is_nan:
         raise bad(f"{name} is a number")
     return min(max(value, low), high)
 

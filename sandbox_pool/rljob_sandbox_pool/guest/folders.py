@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import secrets
 import stat
 import struct
 from contextlib import suppress
@@ -214,7 +215,7 @@ def empty(at: int) -> None:
 
     Folders that are not empty are emptied by moving what they hold up here: any depth, two descriptors.
     """
-    moved = 0
+    moved, chance = 0, secrets.token_hex(8)
     pending = os.listdir(at)
     while pending:
         name = pending.pop()
@@ -228,7 +229,7 @@ def empty(at: int) -> None:
                 if stat.S_ISDIR(os.stat(child, dir_fd=inner, follow_symlinks=False).st_mode):
                     moved += 1
                     os.chmod(child, 0o700, dir_fd=inner)
-                    lifted = f".rljob-empty-{moved}-{os.getpid()}"
+                    lifted = f".rljob-empty-{chance}-{moved}"
                     os.rename(child, lifted, src_dir_fd=inner, dst_dir_fd=at)
                     pending.append(lifted)
                 else:

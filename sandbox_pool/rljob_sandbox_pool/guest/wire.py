@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl
 from rljob_sandbox_pool.guest.stream import Stream
 
 MAX_HEAD_BYTES = 16_384
+MAX_QUERY_FIELDS = 16
 Upgrade = Callable[[socket.socket, bytes], None]
 """Takes a connection over: its socket, and what has come after the request."""
 _REASONS = {
@@ -141,9 +142,16 @@ class RequestParser:
         del self._buffer[: self._length]
         self._head = None
         path, _, query = target.partition("?")
-        pairs = parse_qsl(
-            query, keep_blank_values=True, errors="surrogateescape", max_num_fields=16
-        )
+        try:
+            pairs = parse_qsl(
+                query,
+                keep_blank_values=True,
+                errors="surrogateescape",
+                max_num_fields=MAX_QUERY_FIELDS,
+            )
+        except ValueError:
+            words = f"a query has at most {MAX_QUERY_FIELDS} fields"
+            raise RefusedError(400, "bad_request", words) from None
         return Request(method, path, dict(pairs), headers, body)
 
     def _take_head(self) -> bool:

@@ -435,3 +435,8 @@ def test_what_a_kind_of_sandbox_has_not_is_said(claimed: Box, call: tuple[str, s
     (reply,) = claimed.call(*call, {}, claimed.owner(), path="x")
     assert (reply.status, json.loads(reply.body)["error"]) == (501, "not_here")
     assert claimed.status(*call, {}, path="x") == 409
+
+
+@pytest.mark.parametrize("number", [10**400, -(10**400), 1e308, float("inf")])
+def test_numbers_that_no_clock_has_are_brought_into_their_bounds(number: float) -> None:
+    assert checks.number({"timeout": number}, "timeout", 60.0, 0.0, 9.0) in (0.0, 9.0)

@@ -273,6 +273,24 @@ NONSENSE = {
     "followed by something": tar(("file", {}))[:1024] + b"something else" * 100,
     "a chain of long names": _long_name() * 3000,
     "a NUL in a name": tar(("file", {"pax_headers": {"path": "a\0b"}}), format=tarfile.PAX_FORMAT),
+    "a NUL in a link": tar(
+        ("link", {**LINK, "pax_headers": {"linkpath": "a\0b"}}), format=tarfile.PAX_FORMAT
+    ),
+    "a sparse file larger than any disk": tar(
+        (
+            "file",
+            {
+                "data": b"0\n".ljust(512, b"\0"),
+                "pax_headers": {
+                    "GNU.sparse.major": "1",
+                    "GNU.sparse.minor": "0",
+                    "GNU.sparse.name": "file",
+                    "GNU.sparse.realsize": "9" * 20,
+                },
+            },
+        ),
+        format=tarfile.PAX_FORMAT,
+    ),
     "a negative size": tar(("file", {"pax_headers": {"size": "-512"}})),
     "a size in words": tar(("file", {"pax_headers": {"size": "large"}})),
     "no name": tar(("./", {})),

@@ -45,6 +45,7 @@ def test_requests_are_the_same_however_the_bytes_arrive(cuts: list[int]) -> None
         (b"GET / HTTP/1.1\r\ncontent-length: 1e3\r\n\r\n", 400),
         ("GET / HTTP/1.1\r\ncontent-length: ٣\r\n\r\n".encode(), 400),
         (b"GET / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n", 411),
+        (b"GET /?" + b"a=1&" * 17 + b" HTTP/1.1\r\n\r\n", 400),
         (b"PUT / HTTP/1.1\r\ncontent-length: 1001\r\n\r\n", 413),
         (b"GET /" + b"x" * MAX_HEAD_BYTES, 431),
     ],
