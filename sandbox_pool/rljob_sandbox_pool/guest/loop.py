@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 
 Callback = Callable[[], None]
+MIN_SWEEP = 64
+"""Timers, at least, before those that were cancelled are looked for."""
 
 
 class Timer:
@@ -33,6 +35,7 @@ class Loop:
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._timers: list[tuple[float, int, Timer]] = []
+        self._sweep_at = MIN_SWEEP
         self._order = itertools.count()
         self._events: dict[int, dict[int, Callback]] = {}
 
@@ -63,8 +66,16 @@ class Loop:
     def call_at(self, when: float, callback: Callback) -> Timer:
         """Run `callback` at `now() >= when`."""
         timer = Timer(when, callback)
+        if len(self._timers) >= self._sweep_at:
+            self._sweep()
         heapq.heappush(self._timers, (when, next(self._order), timer))
         return timer
+
+    def _sweep(self) -> None:
+        # Nearly all deadlines are taken back long before they come: they must not be kept until then.
+        self._timers = [entry for entry in self._timers if entry[2].callback is not None]
+        heapq.heapify(self._timers)
+        self._sweep_at = 2 * len(self._timers) + MIN_SWEEP
 
     def on_child(self, callback: Callback) -> None:
         """Run `callback` whenever children may have ended."""
