@@ -7,6 +7,7 @@ same sandbox would have failed to take it, or a reset would have taken it away. 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import os
 import random
@@ -59,7 +60,12 @@ class PoolManager:
     def _start(self) -> subprocess.Popen[bytes]:
         argv = [sys.executable, "-m", "rljob_sandbox_pool.main"]
         with (self._folder / "log").open("ab") as log:
-            return subprocess.Popen(argv, env=os.environ | self.settings.to_env(), stderr=log)
+            return subprocess.Popen(
+                argv,
+                env=os.environ | self.settings.to_env(),
+                stderr=log,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 (one call into libc, no lock)
+            )
 
     def kill(self) -> None:
         """`kill -9`, and another one."""
@@ -79,6 +85,10 @@ class PoolManager:
         finally:
             self._process.kill()
             self._process.wait()
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def _job() -> dict[str, object]:
