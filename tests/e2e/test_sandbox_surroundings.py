@@ -1,14 +1,12 @@
-"""Around the sandboxes of a real cluster: policies of each egress, writable paths, labels, pre-pull, orphans."""
+"""Around the sandboxes of a real cluster: policies of each egress, writable paths, the Secret, orphans."""
 
 import base64
-from collections.abc import Callable
 from typing import Any
 
 from rljob import labels
 from rljob.sandbox_client import ClaimedSandbox, SandboxClient
 from tests.harness.cluster import Cluster, wait_until
-from tests.harness.cluster_job import ClusterJob
-from tests.harness.sandbox_pools import CLAIM_SECONDS, SANDBOXES, Pools
+from tests.harness.sandbox_pools import CLAIM_SECONDS, Pools
 
 API_SERVER_PORT, KUBELET_PORT = 6443, 10250
 NAME = "kubernetes.default.svc.cluster.local"
@@ -92,25 +90,6 @@ async def test_another_egress_holds_for_sandboxes_that_are_there(
         raise AssertionError("the policy is not enforced")
 
 
-async def test_only_a_gateway_pool_reaches_the_gateways_and_nothing_else(
-    pools: Pools, make_job: Callable[..., ClusterJob], sandbox_images: dict[str, str]
-) -> None:
-    image = [{"image": sandbox_images["shell"]}]
-    own = [{"name": "shells", "warm": 1, "max": 40, "images": image, "egress": "gateway"}]
-    job = make_job("open", trainer__steps=500, sandboxPools=own).apply()
-    job.until("it trains", lambda: job.step >= 1, 240)
-    async with (
-        pools.client("open", relayed=True) as client,
-        client.claim("shells", timeout=CLAIM_SECONDS) as box,
-    ):
-        (worker,) = job.pods("rollout")
-        host = worker["status"]["podIP"]
-        assert await reaches(box, host, labels.GATEWAY_PORT)
-        for port in (labels.GATEWAY_CONTROL_PORT, labels.ENGINE_PORT, labels.METRICS_PORT):
-            assert not await reaches(box, host, port), port
-        assert not await looks_up(box)
-
-
 async def test_writable_paths_begin_as_the_image_has_them_and_come_back(
     pools: Pools, sandbox_images: dict[str, str]
 ) -> None:
@@ -157,41 +136,6 @@ async def test_a_writable_root_is_replaced_with_its_sandbox(
                 assert (await box.exec("touch /bin/left")).exit_code == 0
                 assert (await box.exec("touch /opt/rljob/guest/left")).exit_code != 0
     assert len(ids) == 2
-
-
-async def test_kubectl_shows_who_holds_what(cluster: Cluster, pools: Pools) -> None:
-    pools.make("default", warm=1, max=2)
-
-    def shown() -> list[list[str]]:
-        wanted = f"{labels.STATE},{labels.HOLDER_JOB}"
-        text = cluster.kubectl(
-            "get", "pods", "-n", pools.namespace, "-l", SANDBOXES, "-L", wanted, "--no-headers"
-        )
-        return sorted(line.split()[5:] for line in text.splitlines())
-
-    async with pools.client() as client, client.claim("default", timeout=CLAIM_SECONDS) as box:
-        held = [["claimed", "job-1"], ["ready"]]
-        wait_until("labels", lambda: shown() == held, 60)
-        notes = pools.pods()[box.id]["metadata"]["annotations"]
-        assert notes[labels.CLAIM] == box.claim_id
-    wait_until("labels", lambda: {row[0] for row in shown()} == {"ready"}, 60)
-
-
-def test_images_are_pulled_on_every_node_for_as_long_as_that_is_wanted(
-    cluster: Cluster, pools: Pools, sandbox_images: dict[str, str]
-) -> None:
-    images = [{"image": sandbox_images[name]} for name in ("distroless", "musl")]
-    pools.make("default", images=images, prePull=True, warm=0)
-    pulling = f"{labels.COMPONENT}=pre-pull"
-
-    def running() -> bool:
-        found = cluster.list("Pod", pools.namespace, pulling)
-        real = [pod for pod in found if "kwok" not in pod["spec"].get("nodeName", "")]
-        return bool(real) and all(pod["status"].get("phase") == "Running" for pod in real)
-
-    wait_until("images are there", running, 90)
-    cluster.patch("SandboxPool", "default", pools.namespace, {"spec": {"prePull": False}})
-    wait_until("gone", lambda: not cluster.list("Pod", pools.namespace, pulling), 60)
 
 
 async def test_the_secret_of_a_pool_opens_it(cluster: Cluster, pools: Pools) -> None:
