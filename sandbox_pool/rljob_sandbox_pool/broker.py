@@ -147,12 +147,12 @@ class Broker:
 
     async def _claim(self, request: Request, tenant: Tenant) -> Response:
         body = checks.json_object(request.body)
-        claim_id = checks.text(body, "request_id", limit=64)
+        claim_id = _text(body, "request_id", limit=64)
         if not claim_id:
             raise checks.bad("request_id is missing")
         name, image = checks.text(body, "pool", limit=253), body.get("image")
         pool = _pool(tenant, name, image)
-        owner, boot_id = (checks.text(body, name, "", limit=128) for name in ("owner", "boot_id"))
+        owner, boot_id = (_text(body, name, limit=128) for name in ("owner", "boot_id"))
         asked = ClaimRequest(
             id=claim_id,
             env=checks.environment(body.get("env") or {}),
@@ -227,6 +227,16 @@ def _pools(tenant: Tenant) -> list[PoolStatus]:
     return [
         msgspec.structs.replace(pool.status(), name=name) for name, pool in tenant.pools.items()
     ]
+
+
+def _text(body: Mapping[str, Any], name: str, *, limit: int) -> str:
+    """A string that is UTF-8: it is told the guest, the API server and whoever asks for claims."""
+    value = checks.text(dict(body), name, "", limit=limit)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise checks.bad(f"{name} holds a character that UTF-8 has not") from None
+    return value
 
 
 def _idle_seconds(body: Mapping[str, Any]) -> float:

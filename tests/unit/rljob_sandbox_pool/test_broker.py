@@ -324,3 +324,14 @@ async def test_who_takes_no_answer_is_hung_up_on(
                 read += len(piece)
         assert read < len(data)
         writer.close()
+
+
+@pytest.mark.parametrize("key", ["request_id", "owner", "boot_id"])
+async def test_a_claim_names_nothing_that_is_no_utf_8(address: str, key: str) -> None:
+    """Half of a character pair is JSON, and nothing that the API server or a guest could be told."""
+    body = {"request_id": "a", "pool": "shared", "owner": "o", "boot_id": "b", key: "x\ud800"}
+    status, answer = await ask(
+        address, "POST", "/v1/claims", json.dumps(body).encode(), authorization="Bearer one"
+    )
+    assert (status, answer["error"]) == (400, "bad_request")
+    assert key in str(answer["message"])
