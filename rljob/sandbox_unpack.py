@@ -85,10 +85,10 @@ class Target:
         """A file that is at its place when the block has ended well. Raises OSError, NonsenseError."""
         if member.kind != FILE or (not self._is_folder and (len(member.parts) > 1 or self._files)):
             raise NonsenseError("more than the file that was asked for")
-        *folders, name = member.parts if self._is_folder else (self._name,)
-        with self._at(tuple(folders)) as at, NewFile(at) as file:
+        parts = list(member.parts) if self._is_folder else [self._name]
+        with self._at(tuple(parts[:-1])) as at, NewFile(at) as file:
             yield file
-            file.place(name, member.mode, member.mtime_ns)
+            file.place(parts[-1], member.mode, member.mtime_ns)
         self._files.add(member.parts)
         self._result.num_files += 1
         self._result.num_bytes += file.num_bytes

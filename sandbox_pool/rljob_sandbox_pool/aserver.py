@@ -14,6 +14,8 @@ from rljob.errors import MachineError
 from rljob_sandbox_pool.guest.wire import RefusedError, Request, RequestParser, Response
 
 MAX_CONNECTIONS = 4096
+BACKLOG = 1024
+"""Connections that wait to be accepted; one more is only tried again after a second."""
 MAX_QUEUED = 16
 """Requests that one connection may send ahead of their answers."""
 IDLE_SECONDS = 60.0
@@ -204,7 +206,7 @@ class HttpServer:
     def bind(self, host: str, port: int) -> int:
         """Take an address, port 0 a free one; returns the port. From here on peers may connect. Raises MachineError."""
         try:
-            self._socket = socket.create_server((host, port), backlog=1024)
+            self._socket = socket.create_server((host, port), backlog=BACKLOG)
         except OSError as error:
             problem = f"cannot listen on {host}:{port} ({os.strerror(error.errno or 0)})"
             raise MachineError(
@@ -215,7 +217,9 @@ class HttpServer:
     async def listen(self) -> None:
         """Answer who connects."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Connection(self), sock=self._socket)
+        self._server = await loop.create_server(
+            lambda: _Connection(self), sock=self._socket, backlog=BACKLOG
+        )
 
     def stop(self) -> None:
         """Listen no more and hang up on everybody."""
