@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import structlog
@@ -104,6 +104,16 @@ class Members:
             )
             for member in self.by_id.values()
         ]
+
+    def coming(self, images: Iterable[str]) -> dict[str, int]:
+        """How many of each of these are being started; without those that cannot start now."""
+        found = {image: 0 for image in images if image not in self.failures}
+        for member in self._starting():
+            if self._is_stuck(member):
+                found.pop(member.image, None)
+            elif member.image in found:
+                found[member.image] += 1
+        return found
 
     def num_unheard(self) -> int:
         """Adopted sandboxes that may hold a claim which is not known yet."""

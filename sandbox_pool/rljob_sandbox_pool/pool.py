@@ -227,7 +227,9 @@ class Pool:
         if lease is None or (member := self._members.by_id.get(lease.sandbox_id)) is None:
             return lease is not None
         if member.state is MemberState.CLAIMED:
-            replace = broken or self._runtime.is_outdated(member.running)
+            replace = (
+                broken or self._runtime.is_outdated(member.running) or self._is_in_the_way(member)
+            )
             if fate(self.spec.recycle, uses=member.uses, broken=replace) is Fate.RESET:
                 await asyncio.wait(
                     {self._members.spawn(self._members.reset(member))}, timeout=RELEASE_SECONDS
@@ -235,6 +237,15 @@ class Pool:
             else:
                 self._members.end(member, "broken" if broken else "")
         return True
+
+    def _is_in_the_way(self, member: Member) -> bool:
+        """There are too many, or its place is due to claims that it does not fit."""
+        counts = self.counts()
+        room = self.spec.max - (counts.total - counts.ending)
+        if room < 0 or not counts.waiting:
+            return room < 0
+        coming = self._members.coming(self._weights)
+        return self._members.queue.num_passed_over(member, coming) > room
 
     def kill(self, sandbox_id: str) -> None:
         """End a sandbox, whatever it does, as a crash of it would."""
