@@ -32,7 +32,6 @@ from rljob_sandbox_pool import pool_conditions
 from rljob_sandbox_pool.broker import Tenant
 from rljob_sandbox_pool.cluster_config import PoolManagerConfig
 from rljob_sandbox_pool.fleet_status import StatusWriter
-from rljob_sandbox_pool.member import Member
 from rljob_sandbox_pool.pod_marks import PodMarks
 from rljob_sandbox_pool.pool import Pool
 from rljob_sandbox_pool.pool_objects import needs_policy
@@ -61,7 +60,14 @@ class Served:
     obj: Object
     pool: Pool
     runtime: PodRuntime | SimulatedRuntime
+    pods: PodRuntime
+    """The same, unless the pool has no pods: then it ends those that an earlier spec has left."""
     loop: asyncio.Task[None]
+
+    def close(self) -> None:
+        """Once the pool is closed."""
+        self.runtime.close()
+        self.pods.close()
 
 
 class Fleet:
@@ -178,7 +184,7 @@ class Fleet:
             # What lives in this process ends with it; pods stay.
             is_pods = isinstance(served.runtime, PodRuntime)
             await (served.pool.detach() if is_pods else served.pool.close())
-            served.runtime.close()
+            served.close()
         for task in self._closing:
             task.cancel()
 
@@ -235,7 +241,8 @@ class Fleet:
 
     def _add(self, key: Key, obj: Object, spec: SandboxPoolSpec) -> None:
         owner = owner_of(obj)
-        runtime = self._runtime(owner, spec)
+        pods = self._pod_runtime(owner, spec)
+        runtime = SimulatedRuntime(self._host) if spec.runtime == "simulated" else pods
         pool = Pool(
             spec,
             runtime,
@@ -247,22 +254,18 @@ class Fleet:
         )
         if isinstance(runtime, PodRuntime):
             runtime.on_room = pool.wake
-            pool.on_state = partial(self._on_state, owner)
+            pool.on_state = partial(self._marks.note, owner)
             self._surroundings.expect(obj, spec)
-            for pod in list(self._pods_of(owner.uid)):
-                pool.adopt(*runtime.adopt(pod))
         loop = asyncio.get_running_loop().create_task(pool.keep_warm_loop())
-        self.served[key] = Served(obj, pool, runtime, loop)
+        served = self.served[key] = Served(obj, pool, runtime, pods, loop)
+        for pod in list(self._pods_of(owner.uid)):
+            self._pod_of(served, None, pod)
         self._status.begin(obj, key)
         _log.info(
             "pool_added", namespace=key.namespace, pool=key.name, warm=spec.warm, max=spec.max
         )
 
-    def _runtime(self, owner: Owner, spec: SandboxPoolSpec) -> PodRuntime | SimulatedRuntime:
-        if spec.runtime == "simulated":
-            runtime = SimulatedRuntime()
-            runtime.host = self._host
-            return runtime
+    def _pod_runtime(self, owner: Owner, spec: SandboxPoolSpec) -> PodRuntime:
         return PodRuntime(
             self._kube,
             owner,
@@ -291,13 +294,18 @@ class Fleet:
         (self._marks.forget if new is None else self._marks.seen)(pod)
         owner = owner_uid(pod)
         for served in self.served.values():
-            if uid_of(served.obj) == owner and isinstance(served.runtime, PodRuntime):
-                if not served.runtime.on_pod(old, new) and new is not None:
-                    served.pool.adopt(*served.runtime.adopt(new))
+            if uid_of(served.obj) == owner:
+                self._pod_of(served, old, new)
                 return
 
-    def _on_state(self, owner: Owner, member: Member) -> None:
-        self._marks.note(owner, member)
+    def _pod_of(self, served: Served, old: Object | None, new: Object | None) -> None:
+        if served.pods.on_pod(old, new) or new is None:
+            return
+        name, image, running = served.pods.adopt(new)
+        if served.pods is served.runtime:
+            served.pool.adopt(name, image, running)
+        else:
+            running.kill()
 
     def _all_pods(self) -> Iterator[Object]:
         for informer in self._pods:
@@ -354,7 +362,7 @@ async def _close(served: Served) -> None:
             while served.runtime.names() and (left := left - 1.0) > 0:
                 await asyncio.sleep(1.0)
     finally:
-        served.runtime.close()
+        served.close()
 
 
 def _raw(obj: Object) -> Any:

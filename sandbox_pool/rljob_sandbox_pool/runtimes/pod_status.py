@@ -1,4 +1,4 @@
-"""What a pod's status means for its sandbox. Pure."""
+"""What a pod's status means for its sandbox, and how long it is waited for. Pure."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ CONTAINER_FAILED = "ContainerNotCreated"
 """The node refuses to make its container."""
 POD_NOT_MADE = "PodNotMade"
 """The node makes none of its containers: it has no such runtime, no network, no user namespaces."""
+SANDBOX_SECONDS = 30.0
+"""A pod that has a node gets its address within seconds, before any image is pulled; after so long it is a trouble."""
+NODE_SECONDS = 60.0
+"""A pod is replaced whose node was in trouble with it for so long: another node may not be."""
+UP_SECONDS = 600.0
+"""A pod that does not run after so long is replaced, unless it waits for a node with room."""
 _IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 _CONTAINER_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 _EXIT_WORDS = {3: "the claim's time to live is over"}
@@ -35,9 +41,14 @@ def _condition(pod: Object, kind: str) -> dict[str, Any]:
     return next((each for each in conditions if each.get("type") == kind), {})
 
 
+def node_of(pod: Object) -> str:
+    """The node that has it; empty: none."""
+    return str((pod.get("spec") or {}).get("nodeName") or "")
+
+
 def is_scheduled(pod: Object) -> bool:
     """A node has it."""
-    return bool((pod.get("spec") or {}).get("nodeName"))
+    return bool(node_of(pod))
 
 
 def fate(pod: Object) -> str:
@@ -82,3 +93,45 @@ def trouble(pod: Object) -> Trouble | None:
         if reason in _CONTAINER_REASONS:
             return Trouble(CONTAINER_FAILED, f"{reason}: {words}"[:1000])
     return None
+
+
+class Patience:
+    """How long a pod is waited for: for ever, as long as no node has room for it.
+
+    Args:
+        now: Monotonic, like all times here.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._began = now
+        self._placed_at: float | None = None
+        self._troubled_at: float | None = None
+
+    def trouble(self, pod: Object, now: float) -> Trouble | None:
+        """What it waits for although nothing is on its way."""
+        if not is_scheduled(pod):
+            return trouble(pod)
+        if self._placed_at is None:
+            self._placed_at = now
+        if (found := trouble(pod)) or _status(pod).get("podIP"):
+            return found
+        # Its node fails to make what all its containers share: network, user namespace, runtime.
+        if now - self._placed_at < SANDBOX_SECONDS:
+            return None
+        words = f"a pod has a node and no address for {SANDBOX_SECONDS:.0f} s; its events say why"
+        return Trouble(POD_NOT_MADE, words)
+
+    def over(self, pod: Object, now: float) -> str:
+        """Why it is not waited for any longer; empty: it is. Asked every few seconds."""
+        found = self.trouble(pod, now)
+        if found is None:
+            self._troubled_at = None
+        elif found.reason == CAPACITY_LIMITED:
+            self._began, self._troubled_at = now, None
+        elif self._troubled_at is None:
+            self._troubled_at = self._placed_at if found.reason == POD_NOT_MADE else now
+        if found and self._troubled_at is not None and now - self._troubled_at >= NODE_SECONDS:
+            return f"{found.message} (node {node_of(pod)})"
+        if now - self._began < UP_SECONDS:
+            return ""
+        return f"not up after {UP_SECONDS:.0f} s: {found.message if found else 'it does not run'}"

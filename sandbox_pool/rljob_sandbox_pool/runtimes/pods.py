@@ -5,7 +5,10 @@
 
 A sandbox holds its place in the pool from `start` until its pod is known to be gone, whatever the informer has seen by
 then: so there is never a pod above the pool's `max`. A create whose answer was lost may still arrive: it is deleted by
-name until that cannot be any more.
+name until that cannot be any more. A pod that the informer no longer shows may have lost a label: the same. One that it
+never showed is asked for by name.
+
+A pod that no node has room for is waited for; one that its node cannot bring up fails, for another to be tried.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import Any
 
 import structlog
 
+from rljob import labels
 from rljob.api.rljob_types import SandboxPoolSpec
 from rljob.clock import Clock, SystemClock
 from rljob.errors import SandboxError
@@ -23,23 +27,22 @@ from rljob.kube.client import KubeClient
 from rljob.kube.errors import ExistsError, KubeError
 from rljob.kube.informer import Key, key_of
 from rljob.kube.resources import POD, Object, name_of, uid_of
-from rljob.labels import GUEST_PORT
 from rljob_sandbox_pool.runtimes import pod_template
 from rljob_sandbox_pool.runtimes.base import SandboxSpec, Trouble
-from rljob_sandbox_pool.runtimes.pod_identity import IMAGE, TEMPLATE_HASH, Owner
-from rljob_sandbox_pool.runtimes.pod_status import POD_NOT_MADE, fate, is_scheduled, trouble
+from rljob_sandbox_pool.runtimes.pod_identity import IMAGE, TEMPLATE_HASH, Owner, labels_of
+from rljob_sandbox_pool.runtimes.pod_status import UP_SECONDS, Patience, fate
 from rljob_sandbox_pool.runtimes.pod_template import PodConfig
 from rljob_sandbox_pool.starts import MAX_DELETIONS, SlowStart, StartBucket
 
 CREATE_SECONDS = 4.0
 """Deadline of a create, well below the Lease's: whoever takes over sees what its predecessor made."""
-SANDBOX_SECONDS = 60.0
-"""A pod that has a node gets its address within seconds, before any image is pulled; after so long it is a trouble."""
-UP_SECONDS = 600.0
-"""A pod that has a node but no address after so long is replaced."""
+MIND_SECONDS = 5.0
+"""How often a pod is looked at that does not run yet, or that only its create's answer has shown."""
 ARRIVAL_SECONDS = 75.0
 """An API server answers a request, or gives it up, within a minute: after that a lost create cannot arrive."""
 DELETE_AGAIN_SECONDS = 5.0
+_FOUND_BY = (labels.COMPONENT, labels.POOL, labels.JOB)
+"""Labels."""
 
 _log = structlog.get_logger("rljob.sandbox_pool")
 
@@ -55,55 +58,38 @@ class PodSandbox:
         self.ended: asyncio.Future[str] = loop.create_future()
         self._runtime = runtime
         self._pod: Object | None = None
-        self._changed = asyncio.Event()
+        self._changed, self._vanished = asyncio.Event(), asyncio.Event()
         self._created_at: float | None = None
-        self._scheduled_at: float | None = None
-        self._is_doubtful = False
+        self._patience = Patience(runtime.clock.monotonic())
+        self._is_made = self._is_shown = self._is_deleted = False
         self._killing = False
         if manifest is not None:
             creating = runtime.spawn(self._create(manifest))
             creating.add_done_callback(lambda _: runtime.answered())
+        runtime.spawn(self._mind())
 
     async def locate(self) -> str:
-        """See `base.RunningSandbox`. A pod that no node takes is waited for; the pool does not start more then."""
-        clock, since = self._runtime.clock, float("inf")
+        """See `base.RunningSandbox`. `_mind` ends it where there will be no address."""
         while not self.failed.done():
-            if address := (self._pod or {}).get("status", {}).get("podIP"):
+            if address := self._status().get("podIP"):
                 host = f"[{address}]" if ":" in address else address
-                return f"http://{host}:{GUEST_PORT}"
-            now = clock.monotonic()
-            since = min(since, now) if self._pod and is_scheduled(self._pod) else float("inf")
-            if now - since > UP_SECONDS:
-                words = trouble(self._pod or {})
-                reason = words.message if words else "it has no address"
-                raise SandboxError(
-                    f"sandbox {self.name}: not up after {UP_SECONDS:.0f} s: {reason}"
-                )
+                return f"http://{host}:{labels.GUEST_PORT}"
             self._changed.clear()
             waiting = asyncio.ensure_future(self._changed.wait())
             try:
-                await asyncio.wait(
-                    {waiting, self.failed}, timeout=5.0, return_when=asyncio.FIRST_COMPLETED
-                )
+                await asyncio.wait({waiting, self.failed}, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 waiting.cancel()
         raise SandboxError(f"sandbox {self.name}: {self.failed.result()}")
+
+    def _status(self) -> dict[str, Any]:
+        return (self._pod or {}).get("status") or {}
 
     def trouble(self) -> Trouble | None:
         """See `base.RunningSandbox`."""
         if self._pod is None:
             return None
-        return trouble(self._pod) or self._not_made()
-
-    def _not_made(self) -> Trouble | None:
-        """Its node fails to make what all its containers share: network, user namespace, runtime."""
-        since = self._scheduled_at
-        if since is None or self._runtime.clock.monotonic() - since < SANDBOX_SECONDS:
-            return None
-        if ((self._pod or {}).get("status") or {}).get("podIP"):
-            return None
-        words = f"a pod has a node and no address for {SANDBOX_SECONDS:.0f} s; its events say why"
-        return Trouble(POD_NOT_MADE, words)
+        return self._patience.trouble(self._pod, self._runtime.clock.monotonic())
 
     def kill(self) -> None:
         """See `base.RunningSandbox`."""
@@ -111,17 +97,31 @@ class PodSandbox:
             self._killing = True
             self._runtime.spawn(self._delete())
 
+    def shown(self, pod: Object) -> None:
+        """The informer shows the pod: it will also say when it no longer does."""
+        self._is_shown = True
+        self.seen(pod)
+
     def seen(self, pod: Object) -> None:
-        """The informer (or the create's own answer) shows the pod."""
+        """The informer, the create's own answer or an answer to a question show the pod."""
         if self._pod is not None and uid_of(self._pod) != uid_of(pod):
             return
         self._pod = pod
-        if self._scheduled_at is None and is_scheduled(pod):
-            self._scheduled_at = self._runtime.clock.monotonic()
-        self._is_doubtful = False
         self._changed.set()
-        if (how := fate(pod)) and not self.failed.done():
+        if how := fate(pod) or self._runtime.estranged(pod):
+            self._fail(how)
+
+    def _fail(self, how: str) -> None:
+        if not self.failed.done():
             self.failed.set_result(how)
+
+    def vanished(self, how: str) -> None:
+        """The informer no longer shows it. That is its end only where we have deleted it: it may have lost a label."""
+        if self._is_deleted:
+            self._vanished.set()
+        else:
+            self._fail(how)
+            self.kill()
 
     def gone(self, how: str) -> None:
         """There is no such pod any more."""
@@ -152,14 +152,41 @@ class PodSandbox:
             if 400 <= error.status < 500:
                 self.gone(how)
                 return
-            self._is_doubtful = True
-            if not self.failed.done():
-                self.failed.set_result(how)
+            self._fail(how)
+            return
         else:
             runtime.slow_start.succeeded()
             # The informer may have been quicker, and know the address already.
             if self._pod is None:
                 self.seen(pod)
+        self._is_made = True
+
+    async def _mind(self) -> None:
+        """Until it runs: fail it where it will not."""
+        clock = self._runtime.clock
+        while not self.failed.done() and not self._killing:
+            if self._is_shown and self._status().get("phase") == "Running":
+                return
+            await clock.sleep(MIND_SECONDS)
+            if self._is_made and not self._is_shown:
+                await self._ask()
+            if how := self._patience.over(self._pod or {}, clock.monotonic()):
+                self._fail(how)
+
+    async def _ask(self) -> None:
+        """It was made, and the informer does not show it: it may have come and gone while nobody watched."""
+        runtime = self._runtime
+        try:
+            async with runtime.deletions:
+                found, _ = await runtime.kube.list(
+                    POD, runtime.owner.namespace, field_selector=f"metadata.name={self.name}"
+                )
+        except KubeError:
+            return
+        if found:
+            self.seen(found[0])
+        elif not self._is_shown:
+            self.gone("the pod was deleted")
 
     async def _delete(self) -> None:
         """Until it is gone. The informer mostly says so first."""
@@ -169,6 +196,7 @@ class PodSandbox:
                 async with runtime.deletions:
                     if self.ended.done():
                         return
+                    self._is_deleted = True
                     was_there = await runtime.kube.delete(
                         POD,
                         self.name,
@@ -178,13 +206,21 @@ class PodSandbox:
                     )
             except KubeError as error:
                 _log.warning("pod_not_deleted", pod=self.name, reason=str(error))
-                was_there = True
+                await clock.sleep(DELETE_AGAIN_SECONDS)
+                continue
             age = clock.monotonic() - (self._created_at or float("-inf"))
             may_arrive = self._pod is None and age < ARRIVAL_SECONDS
-            if not was_there and not may_arrive:
+            if (not was_there and not may_arrive) or await self._vanishes():
                 self.gone("deleted")
                 return
-            await clock.sleep(DELETE_AGAIN_SECONDS)
+
+    async def _vanishes(self) -> bool:
+        """It does, within the time until it is deleted again."""
+        try:
+            async with asyncio.timeout(DELETE_AGAIN_SECONDS):
+                return await self._vanished.wait()
+        except TimeoutError:
+            return False
 
 
 class PodRuntime:
@@ -273,7 +309,7 @@ class PodRuntime:
         box = PodSandbox(self, name_of(pod), None)
         box.template = annotations.get(TEMPLATE_HASH, "")
         self._boxes[box.name] = box
-        box.seen(pod)
+        box.shown(pod)
         return box.name, annotations.get(IMAGE, ""), box
 
     def is_outdated(self, running: object) -> bool:
@@ -286,10 +322,18 @@ class PodRuntime:
         if box is None:
             return False
         if new is not None:
-            box.seen(new)
+            box.shown(new)
         else:
-            box.gone(fate(old or {}) or "the pod was deleted")
+            box.vanished(fate(old or {}) or "the pod was deleted, or lost its labels")
         return True
+
+    def estranged(self, pod: Object) -> str:
+        """Why it is no pod of this pool any more: by these labels NetworkPolicies find it. Empty: it is."""
+        found = pod["metadata"].get("labels") or {}
+        for name, value in labels_of(self.owner, "sandbox").items():
+            if name in _FOUND_BY and found.get(name) != value:
+                return f"its label {name} was changed"
+        return ""
 
     def forget(self, name: str) -> None:
         """That pod is gone."""

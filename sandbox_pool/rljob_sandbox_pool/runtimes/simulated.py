@@ -324,11 +324,16 @@ async def _whole(response: Response, stream: Stream) -> Response:
 
 
 class SimulatedRuntime(LocalRuntime):
-    """See `base.Runtime`."""
+    """See `base.Runtime`.
+
+    Args:
+        host: Where its sandboxes listen.
+    """
 
     name = "simulated"
-    host = "127.0.0.1"
-    """Where its sandboxes listen."""
+
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        self._host = host
 
     def limits(self) -> dict[str, str]:
         """See `base.Runtime`."""
@@ -343,7 +348,7 @@ class SimulatedRuntime(LocalRuntime):
 
     def start(self, spec: SandboxSpec) -> SimulatedSandbox:
         """See `base.Runtime`."""
-        return SimulatedSandbox(spec, self.host)
+        return SimulatedSandbox(spec, self._host)
 
     def close(self) -> None:
         """See `base.Runtime`."""

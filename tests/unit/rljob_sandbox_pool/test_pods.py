@@ -8,7 +8,7 @@ import pytest
 from rljob.api.rljob_types import SandboxLimits, SandboxPoolSpec
 from rljob.kube.resources import Object
 from rljob.labels import GUEST_PORT
-from rljob_sandbox_pool.runtimes import pods
+from rljob_sandbox_pool.runtimes import pod_status
 from rljob_sandbox_pool.runtimes.base import SandboxSpec
 from rljob_sandbox_pool.runtimes.pod_identity import Owner
 from rljob_sandbox_pool.runtimes.pod_template import PodConfig
@@ -81,7 +81,7 @@ async def test_a_pod_that_its_node_cannot_make_is_a_trouble_after_a_while(
     runtime = PodRuntime(kube, owner, SandboxPoolSpec(), config, StartBucket())
     pod: Any = {"metadata": {"name": "p-1", "namespace": "ns", "uid": "u"}, "spec": {}}
     _, _, box = runtime.adopt(pod)
-    monkeypatch.setattr(pods, "SANDBOX_SECONDS", 0.0)
+    monkeypatch.setattr(pod_status, "SANDBOX_SECONDS", 0.0)
     assert box.trouble() is None
     placed = {**pod, "spec": {"nodeName": "n"}}
     box.seen(placed)
