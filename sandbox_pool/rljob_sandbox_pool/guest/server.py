@@ -40,9 +40,16 @@ class Connection:
         self._answering = False
         self._closing = False
         self._timer: Timer | None = None
+        self.heard = server.loop.now()
+        """When bytes came last."""
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._wait()
+
+    @property
+    def waits(self) -> bool:
+        """Whether nothing that was asked here is under way."""
+        return not (self._answering or self._requests or self._output)
 
     def close(self) -> None:
         """Hang up."""
@@ -85,6 +92,7 @@ class Connection:
         if not data:
             self.close()
             return
+        self.heard = self._server.loop.now()
         try:
             self._requests.extend(self._parser.feed(data))
             if len(self._requests) > MAX_QUEUED:
@@ -183,7 +191,14 @@ class Server:
             sock, _ = self._listener.accept()
         except OSError:
             return
-        if len(self.connections) >= MAX_CONNECTIONS:
+        if len(self.connections) >= MAX_CONNECTIONS and not self._make_room():
             sock.close()
             return
         self.connections.add(Connection(self, sock))
+
+    def _make_room(self) -> bool:
+        """Hang up on who has said nothing for longest: kept connections, and strangers that only hold theirs."""
+        waiting = [connection for connection in self.connections if connection.waits]
+        if waiting:
+            min(waiting, key=lambda connection: connection.heard).close()
+        return bool(waiting)

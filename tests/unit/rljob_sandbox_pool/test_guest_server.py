@@ -21,7 +21,8 @@ def refuse_large(method: str, target: str, headers: object, length: int) -> None
 
 
 def answer(request: Request, reply: Callable[[Response], None]) -> None:
-    reply(Response(200, request.body))
+    if request.path != "/never":
+        reply(Response(200, request.body))
 
 
 @pytest.fixture
@@ -95,22 +96,36 @@ def test_who_asks_again_in_time_stays(connect: Connect) -> None:
         time.sleep(0.4)
 
 
-def test_one_connection_too_many_is_closed_and_the_others_go_on(connect: Connect) -> None:
+def asks(sock: socket.socket, path: bytes = b"/x") -> None:
+    sock.sendall(b"GET " + path + b" HTTP/1.1\r\n\r\n")
+
+
+def test_one_connection_too_many_takes_the_place_of_who_said_nothing_for_longest(
+    connect: Connect,
+) -> None:
+    silent, *others = [connect() for _ in range(4)]
+    for sock in others:
+        asks(sock)
+        assert sock.recv(1000).startswith(b"HTTP/1.1 200")
+    newest = connect()
+    asks(newest)
+    assert newest.recv(1000).startswith(b"HTTP/1.1 200")
+    assert is_hung_up(silent)
+    for sock in others:
+        asks(sock)
+        assert sock.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_who_waits_for_an_answer_keeps_the_place(connect: Connect) -> None:
     socks = [connect() for _ in range(4)]
     for sock in socks:
-        sock.sendall(b"GET /x HTTP/1.1\r\n\r\n")
-        assert sock.recv(1000).startswith(b"HTTP/1.1 200")
+        asks(sock, b"/never")
+    time.sleep(0.1)
     assert is_hung_up(connect())
-    socks[0].sendall(b"GET /x HTTP/1.1\r\n\r\n")
-    assert socks[0].recv(1000).startswith(b"HTTP/1.1 200")
-    socks[1].close()
-    for _ in range(100):
-        again = connect()
-        again.sendall(b"GET /x HTTP/1.1\r\n\r\n")
-        if not is_hung_up(again):
-            return
-        time.sleep(0.02)
-    pytest.fail("its place is not free again")
+    for sock in socks:
+        sock.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            sock.recv(1)
 
 
 def test_a_large_body_is_refused_by_its_head(connect: Connect) -> None:
