@@ -15,8 +15,6 @@ class Dialect(NamedTuple):
     """How one kind of shell is started and spoken to."""
 
     options: tuple[str, ...]
-    evaluate: str
-    """Runs a string; its syntax errors must not end the shell."""
     descriptors: tuple[int, int, int]
     """In the shell: input, output and exit codes of commands."""
     preparation: str
@@ -24,13 +22,14 @@ class Dialect(NamedTuple):
 
 _BASH = Dialect(
     ("--norc", "--noprofile", "--noediting", "-i"),
-    "eval",
     (250, 251, 252),
     "set +o history +H; unset HISTFILE; shopt -s expand_aliases\n",
 )
 # The standard wants one digit only. Busybox takes a child's end while it reads for the end of what it reads.
-_POSIX = Dialect(("-i",), "command eval", (7, 8, 9), "set -o ignoreeof\n")
+_POSIX = Dialect(("-i",), (7, 8, 9), "set -o ignoreeof\n")
 
+_EVALUATE = "command eval"
+"""Runs a string, whatever functions there are of that name; its syntax errors do not end the shell."""
 _REPORT = "__rljob"
 MAX_CODE = 255
 
@@ -44,7 +43,7 @@ def greeting(spoken: Dialect) -> bytes:
     """The first lines: the report of command 0 says that the shell is there."""
     codes = spoken.descriptors[2]
     # The code is returned, so that the next command finds it in $?.
-    define = f'{_REPORT}() {{ printf \'%s %s\\n\' "$1" "$2" >&{codes}; return "$2"; }}\n'
+    define = f'{_REPORT}() {{ command printf \'%s %s\\n\' "$1" "$2" >&{codes}; return "$2"; }}\n'
     return ("exec >/dev/null 2>&1\n" + spoken.preparation + define).encode() + report(0)
 
 
@@ -53,7 +52,7 @@ def command(spoken: Dialect, number: int, text: str) -> bytes:
     stdin, stdout, codes = spoken.descriptors
     hidden = f"{stdin}<&- {stdout}>&- {codes}>&-"
     quoted = "'" + text.replace("'", "'\\''") + "'"
-    line = f"{spoken.evaluate} {quoted} <&{stdin} >&{stdout} 2>&1 {hidden}\n"
+    line = f"{_EVALUATE} {quoted} <&{stdin} >&{stdout} 2>&1 {hidden}\n"
     return line.encode("utf-8", "surrogateescape") + report(number)
 
 

@@ -63,6 +63,26 @@ def test_what_is_no_shell_is_reported_and_the_next_command_runs(shell: str, wron
     assert ran.stdout.endswith(b"\n2 5\n")
 
 
+@pytest.mark.parametrize("shell", ["/bin/bash", "/bin/sh"])
+def test_functions_named_like_what_runs_commands_change_nothing(shell: str) -> None:
+    spoken = shell_script.dialect(shell)
+    stdin, stdout, codes = spoken.descriptors
+    script = shell_script.greeting(spoken)
+    script += shell_script.command(spoken, 1, "printf() { :; }")
+    # Where `eval` may be no function, that says so and goes on.
+    script += shell_script.command(spoken, 2, "eval() { :; }")
+    script += shell_script.command(spoken, 3, "echo here; (exit 5)")
+    ran = subprocess.run(
+        ["bash", "-c", f"exec {shell} {stdin}</dev/null {stdout}>&2 {codes}>&1"],
+        input=script,
+        capture_output=True,
+        check=False,
+        timeout=30,
+    )
+    assert ran.stdout.endswith(b"\n3 5\n")
+    assert ran.stderr.endswith(b"here\n")
+
+
 def test_a_command_that_is_no_text_is_refused() -> None:
     with pytest.raises(UnicodeEncodeError):
         shell_script.command(shell_script.dialect("/bin/sh"), 1, "\ud800")
