@@ -129,6 +129,7 @@ def environment(value: Any) -> dict[str, str]:
             or "\0" in content
         ):
             raise bad("env is an object of strings without NUL; a name holds no =")
+        file_name(name + content, "env")
     if sum(len(name) + len(content) for name, content in value.items()) > MAX_ENV_CHARACTERS:
         raise bad(f"env holds at most {MAX_ENV_CHARACTERS} characters")
     return value
@@ -145,11 +146,12 @@ def command(request: dict[str, Any], claim_env: dict[str, str]) -> Command:
         raise bad("command is a string or a list of strings")
     if len(joined) > MAX_COMMAND_CHARACTERS or "\0" in joined:
         raise bad(f"a command has at most {MAX_COMMAND_CHARACTERS} characters, none of them NUL")
+    file_name(joined, "a command")
     streamed = flag(request, "stream")
     most = MAX_STREAMED_BYTES if streamed else MAX_OUTPUT_BYTES
     return Command(
         command=line,
-        cwd=text(request, "cwd", "", MAX_PATH_CHARACTERS),
+        cwd=file_name(text(request, "cwd", "", MAX_PATH_CHARACTERS)),
         env={**claim_env, **environment(request.get("env", {}))},
         stdin=data(request, "stdin"),
         timeout_seconds=number(request, "timeout", 60.0, 0.0, MAX_TTL_SECONDS),
@@ -193,10 +195,10 @@ def path(request: dict[str, Any]) -> str:
     return file_name(value)
 
 
-def file_name(value: str) -> str:
-    """A name that the system can have."""
+def file_name(value: str, what: str = "a path") -> str:
+    """A name, or another string, that the system can have."""
     try:
         os.fsencode(value)
     except UnicodeEncodeError:
-        raise bad("a path holds characters that no file name has") from None
+        raise bad(f"{what} holds characters that no file name has") from None
     return value

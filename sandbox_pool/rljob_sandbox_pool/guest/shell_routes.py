@@ -65,7 +65,7 @@ class _ShellRoutes:
     def open(self, request: Request, reply: Reply) -> None:
         claim = self._guest.owner(request)
         body = checks.json_object(request.body)
-        cwd = checks.text(body, "cwd", "", checks.MAX_PATH_CHARACTERS)
+        cwd = checks.file_name(checks.text(body, "cwd", "", checks.MAX_PATH_CHARACTERS))
         env = {**claim.env, **checks.environment(body.get("env", {}))}
         rows, columns = (
             int(checks.number(body, name, default, 1, MAX_SCREEN))

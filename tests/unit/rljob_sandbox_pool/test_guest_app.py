@@ -282,6 +282,9 @@ BAD_BODIES = [
     {"request_id": "r", "command": "x", "env": {"A": "x" * 70_000}},
     {"request_id": "r", "command": "x", "stdin": "not base64!"},
     {"request_id": "r", "command": "x", "cwd": "x" * 5000},
+    {"request_id": "r", "command": "\ud800"},
+    {"request_id": "r", "command": "x", "cwd": "\ud800"},
+    {"request_id": "r", "command": "x", "env": {"A": "\ud800"}},
 ]
 
 
