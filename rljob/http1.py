@@ -291,9 +291,10 @@ class HttpClient:
 def _parse_url(url: str) -> tuple[str, int, bool, str, str]:
     """Host, port, whether it is TLS, what the host header says, path without a slash at its end."""
     try:
+        url.encode()
         parts = urlsplit(url)
         port = parts.port
-    except ValueError:  # a port or an IPv6 address that is none
+    except ValueError:  # no text, or a port or an IPv6 address that is none
         parts, port = urlsplit(""), None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise HttpError(f"not an http:// or https:// address: {url!r}", connected=False)

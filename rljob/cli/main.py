@@ -6,6 +6,8 @@ nothing heavier: whatever a command needs is imported inside the command, so tha
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from importlib.metadata import entry_points
 
@@ -36,10 +38,21 @@ def build() -> typer.Typer:
     return app
 
 
+def _open_missing() -> None:
+    """Whoever started us may have closed what every program has."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+
+
 def main() -> None:
     """Run one command; bad input is one line per fault and exit code 2."""
+    _open_missing()
     try:
-        build()(prog_name="rljob")
+        try:
+            build()(prog_name="rljob")
+        finally:
+            sys.stdout.flush()
     except UserError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(error.exit_code)
@@ -48,6 +61,13 @@ def main() -> None:
     except BrokenPipeError:  # the reader of a pipe has seen enough
         sys.stderr.close()
         sys.exit(0)
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        # Or it is tried again at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.stderr.write(f"stdout: {error.strerror}; make room there\n")
+        sys.exit(UserError.exit_code)
 
 
 if __name__ == "__main__":

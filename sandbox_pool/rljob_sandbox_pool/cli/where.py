@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -111,9 +112,19 @@ async def attached(stored: StoredClaim, what: str) -> AsyncIterator[ClaimedSandb
                 raise
             where = str(getattr(error, "filename", None) or what)
             words = str(getattr(error, "strerror", None) or error)
-            raise UserError(where, words, "see the path and its permissions") from None
+            raise UserError(where, words, _fix(error)) from None
         finally:
             await box.aclose()
+
+
+def _fix(error: OSError | ValueError) -> str:
+    if isinstance(error, ValueError):
+        return "leave it out, or make it smaller"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "make room there"
+    if error.errno == errno.EAGAIN:
+        return "wait for what runs there"
+    return "see the path and its permissions"
 
 
 async def _service(where: Where) -> Transport:

@@ -90,6 +90,10 @@ NOWHERE = "sandbox: no pools are served here; start rljob sandbox serve, or give
         ("ls", NOWHERE),
         ("claim swe", NOWHERE),
         ("pools --url nonsense", "--url: not an http:// or https:// address: 'nonsense'; give"),
+        (
+            "pools --url http://\udcff",
+            "--url: not an http:// or https:// address: 'http://\\udcff'",
+        ),
         ("pools --url http://h:99999", "--url: not an http:// or https:// address"),
         ("pools --url http://h:1", "--token: there is no token; give --token or set RLJOB_SANDBOX"),
         ("pools --url http://h:1 --token a\nb", "--token: holds what no token does; give --token"),

@@ -127,3 +127,14 @@ def test_plan_prints_components_and_what_a_step_moves() -> None:
         "weight bytes",
     ):
         assert name in done.stdout
+
+
+def test_output_that_nobody_takes_is_no_traceback() -> None:
+    for redirection, code, said in ((">/dev/full", 2, "stdout: No space left"), (">&-", 0, "")):
+        line = f'"{sys.executable}" -m rljob.cli.main --help {redirection}'
+        done = subprocess.run(
+            ["bash", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == code
+        assert done.stderr.startswith(said)
+        assert done.stderr.count("\n") == (1 if said else 0)
