@@ -47,9 +47,9 @@ def policy(owner: Owner, spec: SandboxPoolSpec, dns_namespace: str) -> Object:
         "podSelector": {"matchLabels": selected},
         "policyTypes": ["Ingress", "Egress"],
         "ingress": [{"ports": [{"port": labels.GUEST_PORT, "protocol": "TCP"}]}],
+        # said even where it is empty: a key that is left out stays as somebody else has set it
+        "egress": egress.rules(spec, dns_namespace=dns_namespace, gateways=None),
     }
-    if rules := egress.rules(spec, dns_namespace=dns_namespace, gateways=None):
-        found["egress"] = rules
     return {
         "apiVersion": NETWORK_POLICY.api_version,
         "kind": NETWORK_POLICY.kind,
@@ -72,7 +72,7 @@ def claims_secret(owner: Owner, url: str, token: str) -> Object:
 
 def pre_pull_name(owner: Owner) -> str:
     """Of the DaemonSet; its pods carry it in a label."""
-    return f"{label_value(owner.name)[:54].rstrip('-.')}-{PRE_PULL}"
+    return f"{label_value(owner.name, 54)}-{PRE_PULL}"
 
 
 def pre_pull(owner: Owner, spec: SandboxPoolSpec, config: PodConfig) -> Object:

@@ -52,9 +52,11 @@ _log = structlog.get_logger("rljob.sandbox_pool")
 class _Pool:
     """What is known about one SandboxPool, by its uid."""
 
-    needs_policy: bool
-    runtime_class: str | None
+    needs_policy: bool = True
+    runtime_class: str | None = None
     has_policy: bool = False
+    policy: Object = field(default_factory=dict)
+    """As it was made last."""
     trouble: Trouble | None = None
     done: dict[str, tuple[str, float]] = field(default_factory=dict)
     """Kind → what it was made from (empty: that failed), and when."""
@@ -81,12 +83,11 @@ class Surroundings:
 
     def expect(self, obj: Object, spec: SandboxPoolSpec) -> None:
         """There is such a pool, or its spec is another one now."""
-        needs_policy = pool_objects.needs_policy(obj)
-        known = self._pools.get(uid_of(obj))
-        if known is None:
-            self._pools[uid_of(obj)] = _Pool(needs_policy, spec.runtime_class_name)
-        else:
-            known.needs_policy, known.runtime_class = needs_policy, spec.runtime_class_name
+        known = self._pools.setdefault(uid_of(obj), _Pool())
+        known.needs_policy = pool_objects.needs_policy(obj)
+        known.runtime_class = spec.runtime_class_name
+        # What was made from an earlier spec may let more out.
+        known.has_policy &= known.policy == self._policy(owner_of(obj), spec)
         self._changed.set()
 
     def forget(self, uid: str) -> None:
@@ -154,17 +155,21 @@ class Surroundings:
     async def _isolate(self, pool: _Pool, owner: Owner, spec: SandboxPoolSpec) -> Trouble | None:
         if not pool.needs_policy:
             return None
-        policy = pool_objects.policy(owner, spec, self._config.dns_namespace)
-        if not self._is_due(pool, NETWORK_POLICY, digest := _digest(policy), 0.0):
-            return None
+        policy = self._policy(owner, spec)
+        if not self._is_due(pool, NETWORK_POLICY, digest := _digest(policy), RETRY_SECONDS):
+            return pool.trouble if pool.trouble and pool.trouble.reason == NOT_ISOLATED else None
         try:
             await self._apply(NETWORK_POLICY, policy)
         except KubeError as error:
             _log.warning("pool_not_isolated", pool=owner.name, reason=str(error))
+            pool.done[NETWORK_POLICY.kind] = ("", self._clock.monotonic())
             return Trouble(NOT_ISOLATED, f"its NetworkPolicy cannot be made: {error}")
-        pool.has_policy = True
+        pool.has_policy, pool.policy = True, policy
         pool.done[NETWORK_POLICY.kind] = (digest, self._clock.monotonic())
         return None
+
+    def _policy(self, owner: Owner, spec: SandboxPoolSpec) -> Object:
+        return pool_objects.policy(owner, spec, self._config.dns_namespace)
 
     # ── what nobody waits for ──
 

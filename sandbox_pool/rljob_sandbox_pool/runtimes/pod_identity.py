@@ -47,11 +47,11 @@ def owner_uid(obj: Object) -> str:
     return next((each["uid"] for each in references if each.get("kind") == SANDBOX_POOL.kind), "")
 
 
-def label_value(name: str) -> str:
-    """A name as a label's value: at most 63 characters."""
-    if len(name) <= 63:
+def label_value(name: str, most: int = 63) -> str:
+    """A name as a label's value, or of no more characters."""
+    if len(name) <= most:
         return name
-    return f"{name[:52].rstrip('-.')}-{hashlib.sha256(name.encode()).hexdigest()[:10]}"
+    return f"{name[: most - 11].rstrip('-.')}-{hashlib.sha256(name.encode()).hexdigest()[:10]}"
 
 
 def image_hash(image: str) -> str:

@@ -13,8 +13,9 @@ from rljob.api.rljob_types import SandboxPoolSpec
 from rljob.clock import SystemClock
 from rljob.kube.resources import Object
 from rljob.testing.kube import FakeKube, status
-from rljob_sandbox_pool import surroundings
+from rljob_sandbox_pool import pool_objects, surroundings
 from rljob_sandbox_pool.cluster_config import PoolManagerConfig
+from rljob_sandbox_pool.runtimes.pod_identity import Owner
 from rljob_sandbox_pool.surroundings import Surroundings
 
 KEY = b"the key of the broker"
@@ -189,3 +190,33 @@ async def test_a_pool_that_goes_is_forgotten(world: World) -> None:
     world.pools.clear()
     world.around.forget(uid)
     assert not world.around.may_start(uid)
+
+
+async def test_a_policy_that_is_narrowed_is_waited_for(world: World) -> None:
+    uid = world.put(egress="public")
+    await world.until(lambda: world.around.may_start(uid))
+    world.fake.denied.add(("patch", "networkpolicies"))
+    world.put(egress="public", warm=2)
+    assert world.around.may_start(uid)
+    world.put(egress="none")
+    assert not world.around.may_start(uid)
+    await world.until(lambda: world.around.trouble(uid))
+    asked = len(world.fake.requests)
+    await asyncio.sleep(0.25)
+    assert len(world.fake.requests) - asked < 5  # every RETRY_SECONDS, not at every look
+    assert world.around.trouble(uid)
+    assert not world.around.may_start(uid)
+    world.fake.denied.clear()
+    await world.until(lambda: world.around.may_start(uid))
+    (policy,) = world.fake.all("NetworkPolicy")
+    assert policy["spec"]["egress"] == []
+
+
+def test_pools_whose_names_begin_alike_pull_ahead_by_themselves() -> None:
+    begin = "a" * 60
+    names = {
+        pool_objects.pre_pull_name(Owner(namespace="ns", name=begin + end, uid="u"))
+        for end in ("x", "y", "", "x" * 100, "x" * 99 + "y")
+    }
+    assert len(names) == 5
+    assert all(len(name) <= 63 for name in names)
