@@ -33,6 +33,8 @@ PAUSE_SECONDS = 0.1
 MAX_TRIES = 5
 MAX_EVENTS = 100
 """Events that wait; more are left out."""
+EVENT_SECONDS = 10.0
+"""Between two Events of one pool; what is left out is in the log, and on the pods."""
 MAX_EVIDENCE_BYTES = 1024
 MAX_NOTE = 253
 QUARANTINED: Final = "Quarantined"
@@ -107,6 +109,8 @@ class PodMarks:
         self._wanted: OrderedDict[Key, tuple[Marks, float, int]] = OrderedDict()
         """Marks, when they are due, tries so far; those that are due first come first."""
         self._events: deque[Object] = deque(maxlen=MAX_EVENTS)
+        self._told: dict[str, float] = {}
+        """uid of a pool → when its last Event was made."""
 
     def seen(self, pod: Object) -> None:
         """The informer shows a pod."""
@@ -123,9 +127,17 @@ class PodMarks:
         self._wanted.pop(key, None)
         if member.state is MemberState.ENDING:
             return
-        if member.state is MemberState.QUARANTINED:
+        now = self._clock.monotonic()
+        if member.state is MemberState.QUARANTINED and self._may_tell(owner.uid, now):
             self._events.append(quarantine_event(owner, member, self._clock.now()))
-        self._wanted[key] = (marks_of(member), self._clock.monotonic() + SETTLE_SECONDS, 0)
+        self._wanted[key] = (marks_of(member), now + SETTLE_SECONDS, 0)
+
+    def _may_tell(self, pool: str, now: float) -> bool:
+        self._told = {uid: at for uid, at in self._told.items() if now - at < EVENT_SECONDS}
+        if pool in self._told:
+            return False
+        self._told[pool] = now
+        return True
 
     async def loop(self) -> None:
         """For ever."""

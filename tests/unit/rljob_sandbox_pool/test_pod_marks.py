@@ -221,3 +221,16 @@ async def end_up(notes: list[tuple[str, str, float]]) -> None:
 )
 def test_a_holder_is_a_labels_value(job: str, safe: str) -> None:
     assert marks_of(member("a", MemberState.CLAIMED, job=job)).holder_job == safe
+
+
+async def test_a_pool_whose_sandboxes_are_all_put_aside_makes_an_event_every_ten_seconds(
+    fake: FakeKube, marks: PodMarks, clock: Clock
+) -> None:
+    for nth in range(30):
+        marks.note(OWNER, member(f"a{nth}", MemberState.QUARANTINED, evidence=["unclean"]))
+        await run(marks, clock, 1.0)
+    assert len(fake.all("Event")) == 3
+    other = Owner(namespace="ns", name="q", uid="other-uid")
+    marks.note(other, member("b", MemberState.QUARANTINED, evidence=["unclean"]))
+    await run(marks, clock, 1.0)
+    assert len(fake.all("Event")) == 4
