@@ -35,6 +35,7 @@ MAX_CONNECTIONS = 32
 TOKEN_SECONDS = 60.0
 """How long a token that was read is used before it is read again."""
 _REPEAT_STATUSES = (500, 502, 503, 504)
+_NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
 class Calls:
@@ -157,7 +158,7 @@ class Calls:
         """Any call, whatever its answer is made of. Raises KubeError."""
         content = None if body is None else msgspec.json.encode(body)
         headers = {} if body is None else {"content-type": content_type}
-        last = "no answer"
+        last, is_doubtful = "no answer", False
         try:
             async with asyncio.timeout(deadline_seconds or self._deadline_seconds):
                 for attempt in range(MAX_ATTEMPTS):
@@ -175,27 +176,31 @@ class Calls:
                     except httpx.TransportError as error:
                         self._on_answer(method, 0)
                         last = _words(error)
+                        is_doubtful |= not isinstance(error, _NOT_SENT)
                     else:
                         self._on_answer(method, response.status_code)
                         if response.status_code < 400:
                             return response
-                        pause = self._pause(response, pause, attempt)
+                        pause = self._pause(response, pause, attempt, is_doubtful)
                         last = str(_refusal(response))
+                        is_doubtful |= response.status_code in _REPEAT_STATUSES
                     await asyncio.sleep(pause * random.uniform(0.8, 1.2))
         except TimeoutError:
             pass
         raise KubeError(0, "Timeout", f"{method} {path}: {last}")
 
-    def _pause(self, response: httpx.Response, pause: float, attempt: int) -> float:
+    def _pause(
+        self, response: httpx.Response, pause: float, attempt: int, is_doubtful: bool
+    ) -> float:
         """How long to wait before the same call again. Raises KubeError where it is refused for good."""
         status = response.status_code
         if status == 401 and attempt == 0 and self.config.token is not None:
             self._token_read = float("-inf")
             return 0.0
-        if status != 429 and status not in _REPEAT_STATUSES:
-            raise _refusal(response)
-        if attempt == MAX_ATTEMPTS - 1:
-            raise _refusal(response)
+        if (status != 429 and status not in _REPEAT_STATUSES) or attempt == MAX_ATTEMPTS - 1:
+            refusal = _refusal(response)
+            refusal.is_doubtful = is_doubtful
+            raise refusal
         asked = response.headers.get("retry-after", "")
         return max(pause, float(asked)) if asked.isdigit() else pause
 

@@ -35,6 +35,8 @@ class KubeError(InfraError):
         super().__init__(status, reason, message, details or {})
         self.status, self.reason, self.message = status, reason, message
         self.details = details or {}
+        self.is_doubtful = False
+        """An earlier attempt of the same call failed otherwise, and may have been carried out."""
 
     def __str__(self) -> str:
         return self.message

@@ -168,3 +168,27 @@ async def test_an_answer_that_is_not_json_is_an_error_with_its_beginning() -> No
     fake.faults.append(lambda _: httpx.Response(200, text="<html>"))
     with pytest.raises(KubeError, match="not JSON: b'<html>'"):
         await fake.client().get(CONFIG_MAP, "a", "ns")
+
+
+@pytest.mark.parametrize(
+    ("first", "is_doubtful"),
+    [
+        (None, False),
+        (httpx.ConnectError("refused"), False),
+        (status(429, "TooManyRequests"), False),
+        (httpx.ReadError("reset"), True),
+        (status(500, "InternalError"), True),
+    ],
+)
+async def test_a_refusal_says_whether_an_earlier_attempt_may_have_arrived(
+    first: httpx.Response | Exception | None, is_doubtful: bool
+) -> None:
+    fake = FakeKube()
+    if first is not None:
+        fake.faults.append(lambda request: first)
+    fake.faults.append(lambda request: status(403, "Forbidden", "exceeded quota"))
+    client = fake.client()
+    with pytest.raises(ForbiddenError) as refused:
+        await client.create(CONFIG_MAP, config_map(), "ns")
+    assert refused.value.is_doubtful == is_doubtful
+    await client.aclose()
