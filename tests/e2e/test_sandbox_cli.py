@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.harness.cluster import wait_until
 from tests.harness.sandbox_pools import Pools
@@ -13,8 +14,9 @@ from tests.harness.sandbox_pools import Pools
 class Shell:
     """The command line of one person: a kubeconfig, a folder of claims, a namespace."""
 
-    def __init__(self, pools: Pools, folder: Path) -> None:
+    def __init__(self, pools: Pools, folder: Path, kubeconfig: Path | None = None) -> None:
         self.pools, self.folder = pools, folder
+        self.kubeconfig = kubeconfig or pools.cluster.kubeconfig
 
     def try_run(
         self, command: str, *args: str, stdin: bytes = b""
@@ -26,7 +28,7 @@ class Shell:
             capture_output=True,
             timeout=120,
             check=False,
-            env={"KUBECONFIG": str(self.pools.cluster.kubeconfig), "PATH": "/usr/bin:/bin"},
+            env={"KUBECONFIG": str(self.kubeconfig), "PATH": "/usr/bin:/bin"},
         )
 
     def run(self, *args: str) -> str:
@@ -83,6 +85,31 @@ def test_bad_input_is_one_line_that_names_the_fix(shell: Shell) -> None:
         assert done.returncode == 2, (args, done)
         assert words in done.stderr
         assert done.stderr.count(b"\n") == 1, done.stderr
+
+
+def test_a_user_needs_the_charts_role_and_no_more_than_edit(shell: Shell, tmp_path: Path) -> None:
+    cluster, namespace, system = shell.pools.cluster, shell.pools.namespace, shell.pools.system
+    user = f"{namespace}:default"
+    binding = ["create", "rolebinding", "user", "--serviceaccount", user]
+    cluster.kubectl(*binding, "-n", namespace, "--clusterrole", "edit")
+    config = yaml.safe_load(cluster.kubeconfig.read_text())
+    token = cluster.kubectl("create", "token", "default", "-n", namespace).strip()
+    config["users"] = [
+        {"name": entry["name"], "user": {"token": token}} for entry in config["users"]
+    ]
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
+    person = Shell(shell.pools, shell.folder, tmp_path / "kubeconfig")
+    refused = person.try_run("claim", "default", "-n", namespace)
+    assert refused.returncode == 2
+    assert b"rljob-sandbox-user" in refused.stderr
+    binding[2] = namespace
+    cluster.kubectl(*binding, "-n", system, "--role", "rljob-sandbox-user")
+    try:
+        claim = person.run("claim", "default", "-n", namespace).strip()
+        assert person.run("exec", claim, "--", "echo", "in") == "in\n"
+        person.run("release", claim)
+    finally:
+        cluster.kubectl("delete", "rolebinding", namespace, "-n", system)
 
 
 def test_who_holds_what_is_to_be_seen_with_kubectl(shell: Shell) -> None:

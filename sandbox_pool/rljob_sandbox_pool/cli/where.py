@@ -181,8 +181,8 @@ def _line(error: InfraError) -> MachineError:
     if status is None:
         return MachineError("sandbox", str(error), "see rljob sandbox ls, and pools")
     fixes = {
-        401: "ask for the rights of rljob-edit",
-        403: "ask for the rights of rljob-edit",
+        401: "check the credentials of KUBECONFIG",
+        403: "ask for `get` of that Secret, and for the Role rljob-sandbox-user where rljob is installed",
         404: "are job, pool and namespace right?",
     }
     return MachineError("kubernetes", str(error), fixes.get(status, "check KUBECONFIG"))
