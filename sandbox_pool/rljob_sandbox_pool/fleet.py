@@ -203,13 +203,15 @@ class Fleet:
             return None
         shared: dict[str, Pool] = {}
         own: dict[str, Pool] = {}
+        prefix = labels.pool_name(job.name, "")
         for key, served in self.served.items():
             if key.namespace != job.namespace or job.pool not in ("", key.name):
                 continue
             if not served.pool.job:
                 shared[key.name] = served.pool
-            elif served.pool.job == job.name:
-                own[key.name.removeprefix(labels.pool_name(job.name, ""))] = served.pool
+            elif served.pool.job == job.name and key.name.startswith(prefix):
+                # Without the prefix a pool of anybody could stand before one of the job's own.
+                own[key.name.removeprefix(prefix)] = served.pool
         return Tenant(f"{job.namespace}/{job.name}", {**shared, **own})
 
     # ── objects ──

@@ -149,7 +149,7 @@ class PodSandbox:
             # Without the name, which is another each time: a condition's message stays the same.
             how = f"a pod cannot be created: {error}".replace(f'"{self.name}" ', "")
             # What is refused does not exist. Of what was not answered nobody knows.
-            if 400 <= error.status < 500:
+            if 400 <= error.status < 500 and not error.is_doubtful:
                 self.gone(how)
                 return
             self._fail(how)

@@ -13,8 +13,9 @@ import os
 import posixpath
 import shlex
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
+from rljob.errors import MachineError, SandboxError
 from rljob_sandbox_pool.aserver import HttpServer
 from rljob_sandbox_pool.guest import checks
 from rljob_sandbox_pool.guest.app import Guest
@@ -26,6 +27,8 @@ from rljob_sandbox_pool.runtimes.base import LocalRuntime, LocalSandbox, Sandbox
 WORKSPACE = "/workspace"
 NOT_FOUND = 127
 TIMED_OUT = 124
+MAX_LIVING = 2000
+"""Simulated sandboxes of all pools at once: each is a server in this process."""
 
 
 class _Files:
@@ -273,12 +276,14 @@ class SimulatedBackend:
 
 
 class SimulatedSandbox(LocalSandbox):
-    """See `base.RunningSandbox`.
+    """See `base.RunningSandbox`. `num_living` is of this process, where they live.
 
     Args:
         spec: Which sandbox.
         host: Where it listens: an address that its users can reach.
     """
+
+    num_living: ClassVar[int] = 0
 
     def __init__(self, spec: SandboxSpec, host: str = "127.0.0.1") -> None:
         self.backend = SimulatedBackend(
@@ -289,6 +294,7 @@ class SimulatedSandbox(LocalSandbox):
         address = f"[{host}]" if ":" in host else host
         super().__init__(f"http://{address}:{self._server.bind(host, 0)}")
         self._starting = asyncio.get_running_loop().create_task(self._server.listen())
+        SimulatedSandbox.num_living += 1
 
     def kill(self) -> None:
         """See `base.RunningSandbox`."""
@@ -297,6 +303,7 @@ class SimulatedSandbox(LocalSandbox):
     def _end(self, how: str) -> None:
         if self.ended.done():
             return
+        SimulatedSandbox.num_living -= 1
         self.backend.stop()
         self.backend.end_claim_at(None)
         self._starting.cancel()
@@ -346,9 +353,16 @@ class SimulatedRuntime(LocalRuntime):
             "user": "none",
         }
 
+    def take_starts(self, wanted: int) -> int:
+        """See `Runtime`."""
+        return max(0, min(wanted, MAX_LIVING - SimulatedSandbox.num_living))
+
     def start(self, spec: SandboxSpec) -> SimulatedSandbox:
         """See `base.Runtime`."""
-        return SimulatedSandbox(spec, self._host)
+        try:
+            return SimulatedSandbox(spec, self._host)
+        except MachineError as error:
+            raise SandboxError(str(error)) from None
 
     def close(self) -> None:
         """See `base.Runtime`."""

@@ -26,7 +26,7 @@ from rljob_sandbox_pool.guest.pod import VARIABLE
 from rljob_sandbox_pool.guest.wire import Request, Response
 from rljob_sandbox_pool.leases import ClaimRequest, Owner
 from rljob_sandbox_pool.pool import NoSandboxError, Pool
-from rljob_sandbox_pool.runtimes import pod_status, pods
+from rljob_sandbox_pool.runtimes import pod_status, pods, simulated
 from rljob_sandbox_pool.runtimes.simulated import SimulatedBackend
 
 BROKER_KEY = "the key of the broker"
@@ -451,6 +451,59 @@ async def test_simulated_pools_need_no_pods(fake: FakeKube, kubelet: Kubelet) ->
     async with leading(fake) as fleet:
         await claim(fleet, "a")
         assert fake.all("Pod") == []
+
+
+async def test_simulated_sandboxes_of_all_pools_are_bounded(
+    fake: FakeKube, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulated, "MAX_LIVING", simulated.SimulatedSandbox.num_living + 5)
+    fake.put(sandbox_pool("p", runtime="simulated", warm=3))
+    async with leading(fake) as fleet:
+        await until(lambda: pool_of(fleet, "p").counts().ready == 3)
+        fake.put(sandbox_pool("q", runtime="simulated", warm=300, max=300))
+        await until(lambda: len(fleet.served) == 2 and pool_of(fleet, "q").counts().ready == 2)
+        await asyncio.sleep(0.3)
+        assert pool_of(fleet, "q").counts().total == 2
+        fake.remove("SandboxPool", "p")
+        await until(lambda: pool_of(fleet, "q").counts().ready == 5)
+
+
+async def test_a_pool_without_the_name_of_a_jobs_own_is_not_taken_for_one(
+    fake: FakeKube, kubelet: Kubelet
+) -> None:
+    """Anyone may write a label: without this a stranger's pool stands before the job's."""
+    fake.put(sandbox_pool("j-shells", job="j", warm=0))
+    fake.put(sandbox_pool("shells", job="j", warm=0))
+    async with leading(fake) as fleet:
+        tenant = fleet.tenant(job_token(BROKER_KEY.encode(), "ns", "j"))
+        assert {name: pool.name for name, pool in tenant.pools.items()} == {"shells": "j-shells"}
+
+
+async def test_a_create_that_arrived_and_was_refused_when_repeated_holds_its_place(
+    fake: FakeKube, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one used the quota up, its answer was lost, and nobody watches."""
+    monkeypatch.setattr(calls, "FIRST_PAUSE_SECONDS", 0.01)
+
+    def full(request: httpx.Request) -> httpx.Response | None:
+        is_create = request.method == "POST" and request.url.path.endswith("/pods")
+        return status(403, "Forbidden", "exceeded quota") if is_create else None
+
+    def unseen(request: httpx.Request) -> Exception | None:
+        is_copy = "labelSelector" in request.url.params and request.url.path.endswith("/pods")
+        return httpx.ConnectError("no") if is_copy else None
+
+    async with leading(fake) as fleet:
+        fake.lasting.append(unseen)
+        fake.cut_watches()
+        fake.lose_answer("POST", "pods")
+        fake.faults.append(full)
+        fake.put(sandbox_pool(warm=1, max=1))
+        await until(lambda: kubelet.most.get("p") == 1)
+        await asyncio.sleep(1)
+        fake.lasting.clear()
+        await until(lambda: pool_of(fleet).counts().ready == 1)
+        assert kubelet.most["p"] == 1
 
 
 async def test_a_deleted_pod_is_made_up_for(fake: FakeKube, kubelet: Kubelet) -> None:
