@@ -74,7 +74,8 @@ class FakeKube(httpx.AsyncBaseTransport):
         self.watches = 0
         """Open watches."""
         self._version, self._oldest, self._cut = 100, 0, 0
-        self._history: list[tuple[int, str, Place, Object]] = []
+        self._history: list[tuple[int, str, Place, Object, Object | None]] = []
+        """Version, what happened, where, the object, what it was before."""
         self._applied: dict[tuple[Place, str], Object] = {}
         self._changed = asyncio.Event()
 
@@ -284,7 +285,7 @@ class FakeKube(httpx.AsyncBaseTransport):
         self._version += 1
         metadata["resourceVersion"] = str(self._version)
         self.objects[place] = obj
-        self._tell("MODIFIED" if old else "ADDED", place, obj)
+        self._tell("MODIFIED" if old else "ADDED", place, obj, old)
         if "deletionTimestamp" in metadata and not metadata.get("finalizers"):
             self._gone(place)
         return obj
@@ -301,8 +302,8 @@ class FakeKube(httpx.AsyncBaseTransport):
 
     # ── watches ──
 
-    def _tell(self, kind: str, place: Place, obj: Object) -> None:
-        self._history.append((self._version, kind, place, copy.deepcopy(obj)))
+    def _tell(self, kind: str, place: Place, obj: Object, old: Object | None = None) -> None:
+        self._history.append((self._version, kind, place, copy.deepcopy(obj), old))
         self._wake()
 
     def _wake(self) -> None:
@@ -323,10 +324,11 @@ class FakeKube(httpx.AsyncBaseTransport):
         try:
             while True:
                 changed = self._changed
-                for version, kind, at, obj in list(self._history):
-                    mine = _within(at, place) and _selected(obj, request.url.params)
-                    if version > since and mine and not self.silent:
-                        yield _line(kind, obj)
+                for version, kind, at, obj, old in list(self._history):
+                    if version <= since or not _within(at, place) or self.silent:
+                        continue
+                    if told := _as_selected(kind, obj, old, request.url.params):
+                        yield _line(told, obj)
                         since = version
                 if self._cut != cut:
                     raise httpx.ReadError("connection reset")
@@ -364,6 +366,14 @@ def _kind(kind: str) -> Resource:
 
 def _within(at: Place, wanted: Place) -> bool:
     return at[:2] == wanted[:2] and wanted[2] in ("", at[2])
+
+
+def _as_selected(kind: str, obj: Object, old: Object | None, params: Mapping[str, str]) -> str:
+    """What a watch is told: an object that is selected no longer is gone for it. Empty: nothing."""
+    is_in = _selected(obj, params)
+    if kind != "MODIFIED" or old is None or is_in == _selected(old, params):
+        return kind if is_in else ""
+    return "ADDED" if is_in else "DELETED"
 
 
 def _selected(obj: Object, params: Mapping[str, str]) -> bool:
