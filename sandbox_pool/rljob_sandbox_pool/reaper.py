@@ -1,7 +1,8 @@
 """Deletes sandbox pods whose SandboxPool is no more.
 
 Owner references do so too, as long as somebody collects garbage, and nobody has cut them. A pod goes when its
-SandboxPool was missing from the copy for a minute, and the API server, asked by name, knows no such uid either.
+SandboxPool was missing from the copy for a minute, and the API server, asked by name, knows no such uid either. What
+another controller made, with labels like ours, is that one's.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class Reaper:
     async def look(self) -> None:
         """Once."""
         owners, now = self._owners(), self._clock.monotonic()
-        lost = {uid_of(pod): pod for pod in self._pods() if owner_uid(pod) not in owners}
+        pods = [pod for pod in self._pods() if not _is_anothers(pod)]
+        lost = {uid_of(pod): pod for pod in pods if owner_uid(pod) not in owners}
         self._since = {uid: self._since.get(uid, now) for uid in lost}
         self._told &= lost.keys()
         due = [pod for uid, pod in lost.items() if now - self._since[uid] >= GRACE_SECONDS]
@@ -100,3 +102,9 @@ class Reaper:
                 found = await self._kube.find(SANDBOX_POOL, each["name"], namespace_of(pod))
                 return found is not None and uid_of(found) == each["uid"]
         return False
+
+
+def _is_anothers(pod: Object) -> bool:
+    references = pod["metadata"].get("ownerReferences") or []
+    controllers = [each.get("kind") for each in references if each.get("controller")]
+    return bool(controllers) and SANDBOX_POOL.kind not in controllers

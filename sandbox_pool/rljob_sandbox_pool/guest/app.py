@@ -169,6 +169,8 @@ class Guest:
         self._backend.reset(lambda evidence: self._cleaned(evidence, reply, keep_claim=keep_claim))
 
     def _cleaned(self, evidence: list[str], reply: Reply, *, keep_claim: bool) -> None:
+        # Names of files may be no UTF-8, and nobody would read the answer.
+        evidence = [each.encode("utf-8", "backslashreplace").decode() for each in evidence]
         self.lock.cleaned(evidence, keep_claim=keep_claim)
         if self.lock.state is State.QUARANTINED:
             self._end_claim()

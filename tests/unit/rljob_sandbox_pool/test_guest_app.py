@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from rljob_sandbox_pool.guest import checks
@@ -413,6 +414,14 @@ def test_a_quarantined_guest_tells_the_pool_why_and_answers_nothing_else(claimed
         assert claimed.status(*call, {}, claimed.owner()) == 409
     assert claimed.claim("c2") == 409
     assert claimed.backend.ends_at is None
+
+
+def test_evidence_with_a_name_that_is_no_utf_8_can_be_read(claimed: Box) -> None:
+    claimed.backend.evidence = ["/opt/x\udcff was touched"]
+    (refused,) = claimed.call("POST", "/reset", {}, claimed.owner())
+    assert msgspec.json.decode(refused.body)["error"] == "quarantined"
+    (told,) = claimed.call("GET", "/healthz", headers=claimed.pool)
+    assert msgspec.json.decode(told.body)["evidence"] == ["/opt/x\\udcff was touched"]
 
 
 def test_a_part_of_a_file_is_read_by_its_offset(claimed: Box) -> None:

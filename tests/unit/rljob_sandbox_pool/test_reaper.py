@@ -139,3 +139,15 @@ async def test_one_look_ends_a_bounded_number(fake: FakeKube, make: Callable[...
     assert len(names(fake)) == 10
     await reaper.look()
     assert names(fake) == set()
+
+
+async def test_what_another_controller_made_is_left_to_it(
+    fake: FakeKube, make: Callable[..., Reaper]
+) -> None:
+    """A person copied our labels into a Deployment: it would make the pod again, and we delete it again."""
+    owners = [{"kind": "ReplicaSet", "name": "r", "uid": "r", "controller": True}]
+    metadata = {"name": "copied", "namespace": "ns", "ownerReferences": owners}
+    fake.put({"kind": "Pod", "metadata": metadata})
+    pod(fake, "lost")
+    await looks(make())
+    assert names(fake) == {"copied"}
