@@ -99,3 +99,9 @@ def test_a_loop_is_interrupted_whatever_it_does_in_that_moment(shell: Path, kind
     assert len(results) == len(session)
     assert all(result["alive"] for result in results)
     assert [result["output"] for result in results[1::2]] == ["next\n"] * 24
+
+
+def test_a_program_in_the_shells_place_has_its_time(shell: Path) -> None:
+    line = "exec sh -c 'sleep 2.5; echo done; exit 3'"
+    (result,) = _talk(shell, "pipes", [(line, 20)])
+    assert (result["output"], result["exit_code"], result["alive"]) == ("done\n", 3, False)

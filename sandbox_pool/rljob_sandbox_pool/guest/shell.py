@@ -278,8 +278,11 @@ class Shell:
         self._later(INTERRUPT_SECONDS, self.kill)
 
     def _deaf(self) -> None:
-        """Exit codes come no more: the shell ends, or a command has closed their pipe."""
-        if self.exit_code is None:
+        """Exit codes come no more: the shell ends, or a command has closed their pipe.
+
+        One that has taken the shell's place (`exec`) runs for as long as any other.
+        """
+        if self.exit_code is None and not self.running:
             self._later(INTERRUPT_SECONDS, self.kill)
 
     def _exited(self, code: int) -> None:
