@@ -323,6 +323,19 @@ def test_claims_are_given_back_by_name_by_id_and_all_at_once(cli: Cli, folder: P
     assert b"there is no claim" in done.stderr
 
 
+def groups(pid: int) -> list[Path]:
+    return list(Path("/sys/fs/cgroup").rglob(f"rljob-sandbox-*-{pid}-*"))
+
+
+def test_it_tidies_up_when_its_terminal_is_closed(tmp_path: Path) -> None:
+    process = serve(tmp_path, "--warm", "1", "--max", "1")
+    process.send_signal(signal.SIGHUP)
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert not (tmp_path / "serve.json").exists()
+    assert list((tmp_path / "work").iterdir()) == []
+
+
 def test_killed_it_leaves_no_process_and_reap_tidies_up(tmp_path: Path) -> None:
     process = serve(tmp_path, "--warm", "1", "--max", "1")
 
@@ -341,6 +354,7 @@ def test_killed_it_leaves_no_process_and_reap_tidies_up(tmp_path: Path) -> None:
     told = run("reap", "--dry-run").stdout.decode()
     assert f"claim {name} would be removed\n" in told
     assert run("reap").returncode == 0
+    assert groups(process.pid) == []
     assert list((tmp_path / "claims").iterdir()) == []
     again = serve(tmp_path, "--warm", "0")
     again.send_signal(signal.SIGTERM)

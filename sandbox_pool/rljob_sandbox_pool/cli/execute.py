@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import shlex
 import shutil
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -63,7 +65,7 @@ def main(
     if on_terminal and not sys.stdin.isatty():
         raise UserError("-t", "stdin is no terminal", "use -i to send it")
     stored = state.claim(name)
-    stdin = _stdin() if with_stdin and not on_terminal else b""
+    stdin = _stdin(timeout) if with_stdin and not on_terminal else b""
 
     async def work() -> int:
         async with attached(stored, f"claim {name}") as box:
@@ -74,11 +76,18 @@ def main(
     return call(work)
 
 
-def _stdin() -> bytes:
-    data = sys.stdin.buffer.read(MAX_STDIN_BYTES + 1)
-    if len(data) > MAX_STDIN_BYTES:
-        raise UserError("stdin", f"more than {MAX_STDIN_BYTES} bytes", "copy it with cp first")
-    return data
+def _stdin(seconds: float) -> bytes:
+    """All of it, within the time that the command has. Raises UserError."""
+    data, until = bytearray(), time.monotonic() + seconds
+    while len(data) <= MAX_STDIN_BYTES:
+        left = max(0.0, until - time.monotonic())
+        if not select.select([sys.stdin], [], [], left)[0]:
+            fault = f"has not ended within {seconds:g} s"
+            raise UserError("stdin", fault, "end it, or give a longer --timeout")
+        if not (more := os.read(sys.stdin.fileno(), 1 << 20)):
+            return bytes(data)
+        data += more
+    raise UserError("stdin", f"more than {MAX_STDIN_BYTES} bytes", "copy it with cp first")
 
 
 async def _stream(box: ClaimedSandbox, command: Command, stdin: bytes) -> int:

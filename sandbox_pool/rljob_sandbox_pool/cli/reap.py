@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rljob_sandbox_pool.cli.state import State
 from rljob_sandbox_pool.cli.where import call
+from rljob_sandbox_pool.runtimes import cgroups
 
 if TYPE_CHECKING:
     from rljob.kube.client import KubeClient
@@ -59,6 +60,7 @@ def _local(state: State, *, dry_run: bool) -> None:
         _tell(f"state of pid {dead.pid}", dry_run=dry_run)
         if not dry_run:
             shutil.rmtree(state.work, ignore_errors=True)
+            cgroups.sweep(cgroups.find())
             state.forget_served()
 
 

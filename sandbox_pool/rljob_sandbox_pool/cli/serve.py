@@ -34,7 +34,7 @@ def main(
     port: int,
     state: State,
 ) -> None:
-    """Serve until SIGINT or SIGTERM. Raises UserError."""
+    """Serve until SIGINT, SIGTERM or SIGHUP. Raises UserError."""
     if not 0 <= port <= 65_535:
         raise UserError("--port", f"{port} is no port", "use 1 to 65535, or 0 for any free one")
     pools = _pools(file, name, warm, maximum)
@@ -66,8 +66,9 @@ def _pools(
 
 async def _serve(pools: list[SandboxPool], state: State, port: int, token: str) -> None:
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wants it
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
     runtimes = make_runtimes(pools, state.work)
     manager = Manager(pools, runtimes, token=token, pool_key=secrets.token_hex(32))
     try:

@@ -15,11 +15,12 @@ import structlog
 
 from rljob import labels, sandbox_client
 from rljob.cli.main import main
-from rljob.errors import MachineError
+from rljob.errors import MachineError, UserError
 from rljob.kube.config import KubeConfig
 from rljob.kube.resources import Object, by_kind
 from rljob.sandbox import ClaimAnswer
 from rljob.testing.kube import FakeKube
+from rljob_sandbox_pool.cli import execute
 from rljob_sandbox_pool.cli.reap import in_cluster
 from rljob_sandbox_pool.cli.state import Served, State, StoredClaim, Where
 from rljob_sandbox_pool.cli.where import Options, connect
@@ -145,6 +146,17 @@ def test_bad_input_is_one_line_with_its_fix(
     code, out, err = cli(*command.split(" "))
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert line.rstrip("\n") in err
+
+
+def test_input_that_does_not_end_has_the_time_of_its_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"begun")
+    with os.fdopen(reader) as stdin, os.fdopen(writer, "w"):
+        monkeypatch.setattr(sys, "stdin", stdin)
+        with pytest.raises(UserError, match=r"^stdin: has not ended within 0\.1 s; end it"):
+            execute._stdin(0.1)
 
 
 def test_a_state_folder_that_cannot_be_is_one_line(cli: Cli, tmp_path: Path) -> None:
