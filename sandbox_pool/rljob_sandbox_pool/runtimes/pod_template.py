@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -85,8 +86,15 @@ def template_hash(pool: SandboxPoolSpec, config: PodConfig) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def pod(spec: SandboxSpec, pool: SandboxPoolSpec, owner: Owner, config: PodConfig) -> Object:
-    """The whole object."""
+def pod(
+    spec: SandboxSpec,
+    pool: SandboxPoolSpec,
+    owner: Owner,
+    config: PodConfig,
+    *,
+    avoided: Sequence[str] = (),
+) -> Object:
+    """The whole object; rather not on one of these nodes."""
     own = {
         **labels_of(owner, "sandbox"),
         IMAGE_HASH: image_hash(spec.image),
@@ -103,7 +111,7 @@ def pod(spec: SandboxSpec, pool: SandboxPoolSpec, owner: Owner, config: PodConfi
             "annotations": {**pool.pod.annotations, **notes},
             "ownerReferences": [reference(owner)],
         },
-        "spec": _spec(spec, pool, config),
+        "spec": _spec(spec, pool, config, avoided),
     }
 
 
@@ -125,7 +133,9 @@ def placement(pool: SandboxPoolSpec, config: PodConfig) -> Object:
     return found
 
 
-def _spec(spec: SandboxSpec, pool: SandboxPoolSpec, config: PodConfig) -> Object:
+def _spec(
+    spec: SandboxSpec, pool: SandboxPoolSpec, config: PodConfig, avoided: Sequence[str]
+) -> Object:
     found: Object = {
         **placement(pool, config),
         "restartPolicy": "Never",
@@ -148,9 +158,17 @@ def _spec(spec: SandboxSpec, pool: SandboxPoolSpec, config: PodConfig) -> Object
         found["volumes"] += [seeds, _folder("writable", pool, seeds_mib(pool))]
     if not pool.host_users:
         found["hostUsers"] = False
-    if len(pool.images) > 1:
-        found["affinity"] = _beside_the_same_image(spec.image)
+    affinity = _beside_the_same_image(spec.image) if len(pool.images) > 1 else {}
+    if affinity := affinity | (_elsewhere(avoided) if avoided else {}):
+        found["affinity"] = affinity
     return found
+
+
+def _elsewhere(nodes: Sequence[str]) -> Object:
+    """Rather on none of these nodes."""
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    wish = [{"weight": 100, "preference": {"matchFields": fields}}]
+    return {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": wish}}
 
 
 def _beside_the_same_image(image: str) -> Object:

@@ -30,7 +30,7 @@ from rljob.kube.resources import POD, Object, name_of, uid_of
 from rljob_sandbox_pool.runtimes import pod_template
 from rljob_sandbox_pool.runtimes.base import SandboxSpec, Trouble
 from rljob_sandbox_pool.runtimes.pod_identity import IMAGE, TEMPLATE_HASH, Owner, labels_of
-from rljob_sandbox_pool.runtimes.pod_status import UP_SECONDS, Patience, fate
+from rljob_sandbox_pool.runtimes.pod_status import UP_SECONDS, Patience, fate, node_of
 from rljob_sandbox_pool.runtimes.pod_template import PodConfig
 from rljob_sandbox_pool.starts import MAX_DELETIONS, SlowStart, StartBucket
 
@@ -41,6 +41,8 @@ MIND_SECONDS = 5.0
 ARRIVAL_SECONDS = 75.0
 """An API server answers a request, or gives it up, within a minute: after that a lost create cannot arrive."""
 DELETE_AGAIN_SECONDS = 5.0
+AVOID_SECONDS, MAX_AVOIDED = 600.0, 16
+"""How long a node that failed a pod is the last choice for others, and how many such nodes are kept in mind."""
 _FOUND_BY = (labels.COMPONENT, labels.POOL, labels.JOB)
 """Labels."""
 
@@ -171,6 +173,7 @@ class PodSandbox:
             if self._is_made and not self._is_shown:
                 await self._ask()
             if how := self._patience.over(self._pod or {}, clock.monotonic()):
+                self._runtime.avoid(node_of(self._pod or {}))
                 self._fail(how)
 
     async def _ask(self) -> None:
@@ -262,6 +265,8 @@ class PodRuntime:
         self.slow_start = SlowStart()
         self._config, self._bucket = config, bucket
         self._boxes: dict[str, PodSandbox] = {}
+        self._avoided: dict[str, float] = {}
+        """Nodes that failed a pod, and when, the last one last."""
         self._tasks: set[asyncio.Task[None]] = set()
         self.update(spec)
 
@@ -298,7 +303,8 @@ class PodRuntime:
 
     def start(self, spec: SandboxSpec) -> PodSandbox:
         """See `base.Runtime`."""
-        manifest = pod_template.pod(spec, self._spec, self.owner, self._config)
+        avoided = self._avoid()
+        manifest = pod_template.pod(spec, self._spec, self.owner, self._config, avoided=avoided)
         box = PodSandbox(self, spec.id, manifest)
         self._boxes[spec.id] = box
         return box
@@ -334,6 +340,18 @@ class PodRuntime:
             if name in _FOUND_BY and found.get(name) != value:
                 return f"its label {name} was changed"
         return ""
+
+    def avoid(self, node: str) -> None:
+        """It has failed a pod: a scheduler that likes its empty place would choose it again."""
+        self._avoided.pop(node, None)
+        if node:
+            self._avoided[node] = self.clock.monotonic()
+
+    def _avoid(self) -> list[str]:
+        now = self.clock.monotonic()
+        return [node for node, at in self._avoided.items() if now - at < AVOID_SECONDS][
+            -MAX_AVOIDED:
+        ]
 
     def forget(self, name: str) -> None:
         """That pod is gone."""

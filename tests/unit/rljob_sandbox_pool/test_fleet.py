@@ -44,8 +44,10 @@ class Kubelet:
         self.guests: dict[str, Guest] = {}
         self.unschedulable = False
         self.broken_images: set[str] = set()
-        self.bad_every = self.num_placed = 0
-        """Every how manyth pod comes to a node that cannot pull anything; 0: none."""
+        self.place: Callable[[Object], str] = lambda pod: "n"
+        """The node of a pod."""
+        self.bad_nodes: set[str] = set()
+        """Nodes that cannot pull anything."""
         self.most: dict[str, int] = {}
         """Most pods at once, by pool."""
         self._store, self._gone = fake._store, fake._gone
@@ -73,10 +75,9 @@ class Kubelet:
             self.say(pod, {"phase": "Pending", "conditions": [words]})
             return
         image = pod["spec"]["containers"][0]["image"]
-        pod = {**pod, "spec": {**pod["spec"], "nodeName": "n"}}
-        self.num_placed += 1
-        is_bad = self.bad_every > 0 and self.num_placed % self.bad_every == 0
-        if is_bad or image in self.broken_images:
+        node = self.place(pod)
+        pod = {**pod, "spec": {**pod["spec"], "nodeName": node}}
+        if node in self.bad_nodes or image in self.broken_images:
             waiting = {"reason": "ImagePullBackOff", "message": "Back-off: ErrImagePull: not found"}
             self.say(pod, {"containerStatuses": [{"image": image, "state": {"waiting": waiting}}]})
             return
@@ -694,7 +695,6 @@ async def test_a_pod_that_loses_a_label_goes_before_another_takes_its_place(
         monkeypatch.setattr(calls, "MAX_ATTEMPTS", 1)
         fake.lasting.append(busy)
         kept = {name: value for name, value in metadata["labels"].items() if name != lost}
-        # held by others for a while, so that its place is seen to be kept
         fake.put({**pod, "metadata": {**metadata, "labels": kept}})
         await until(lambda: pool_of(fleet).counts().ending == 1)
         await asyncio.sleep(0.5)
@@ -721,7 +721,8 @@ async def test_a_pool_comes_up_on_the_nodes_that_work(
 ) -> None:
     monkeypatch.setattr(pods, "MIND_SECONDS", 0.1)
     monkeypatch.setattr(pod_status, "NODE_SECONDS", 0.3)
-    kubelet.bad_every = 3
+    names = itertools.cycle(["bad", "good", "good"])
+    kubelet.bad_nodes, kubelet.place = {"bad"}, lambda pod: next(names)
     fake.put(sandbox_pool(warm=4, max=8))
     async with leading(fake) as fleet:
         await until(lambda: pool_of(fleet).counts().ready == 4)
@@ -729,12 +730,29 @@ async def test_a_pool_comes_up_on_the_nodes_that_work(
         await until(lambda: pool_of(fleet).counts().ready == 2)
 
 
+async def test_a_node_that_failed_a_pod_is_the_last_choice_for_others(
+    fake: FakeKube, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pods, "MIND_SECONDS", 0.1)
+    monkeypatch.setattr(pod_status, "NODE_SECONDS", 0.3)
+
+    def emptiest(pod: Object) -> str:
+        affinity = pod["spec"].get("affinity") or {"nodeAffinity": {}}
+        return "good" if '"bad"' in json.dumps(affinity["nodeAffinity"]) else "bad"
+
+    kubelet.bad_nodes, kubelet.place = {"bad"}, emptiest
+    fake.put(sandbox_pool(warm=3, max=3))
+    async with leading(fake) as fleet:
+        await until(lambda: pool_of(fleet).counts().ready == 3)
+        assert pool_of(fleet).status().failed_total <= 3
+
+
 async def test_where_no_node_works_one_pod_at_a_time_is_tried_ever_more_rarely(
     fake: FakeKube, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pods, "MIND_SECONDS", 0.05)
     monkeypatch.setattr(pod_status, "NODE_SECONDS", 0.1)
-    kubelet.bad_every = 1
+    kubelet.bad_nodes = {"n"}
     fake.put(sandbox_pool(warm=3, max=4))
     async with leading(fake) as fleet:
         await until(lambda: pool_of(fleet).status().failed_total >= 3)
@@ -747,5 +765,5 @@ async def test_where_no_node_works_one_pod_at_a_time_is_tried_ever_more_rarely(
         assert kubelet.most["p"] == 1
         await until(lambda: (degraded(fake) or ("", ""))[1] == "StartsFailing")
         assert "ErrImagePull: box:1: not found (node n)" in degraded(fake)[2]
-        kubelet.bad_every = 0
+        kubelet.bad_nodes.clear()
         await until(lambda: pool_of(fleet).counts().ready == 3)

@@ -11,6 +11,7 @@ from rljob.labels import GUEST_PORT
 from rljob_sandbox_pool.runtimes import pod_status
 from rljob_sandbox_pool.runtimes.base import SandboxSpec
 from rljob_sandbox_pool.runtimes.pod_identity import Owner
+from rljob_sandbox_pool.runtimes.pod_status import Patience
 from rljob_sandbox_pool.runtimes.pod_template import PodConfig
 from rljob_sandbox_pool.runtimes.pods import PodRuntime
 from rljob_sandbox_pool.starts import MAX_DELETIONS, StartBucket
@@ -91,3 +92,50 @@ async def test_a_pod_that_its_node_cannot_make_is_a_trouble_after_a_while(
     box.seen({**placed, "status": {"podIP": "10.0.0.9"}})
     assert box.trouble() is None
     runtime.close()
+
+
+PLACED: dict[str, Any] = {"spec": {"nodeName": "n"}}
+FULL = {"status": {"conditions": [{"type": "PodScheduled", "status": "False", "message": "full"}]}}
+
+
+def failing(reason: str) -> Object:
+    waiting = {"state": {"waiting": {"reason": reason, "message": "m"}}, "image": "i"}
+    return {**PLACED, "status": {"podIP": "10.0.0.9", "containerStatuses": [waiting]}}
+
+
+@pytest.mark.parametrize(
+    ("pod", "seconds", "words"),
+    [
+        ({}, 600.0, "not up after 600 s: it does not run"),
+        (PLACED, 65.0, "a pod has a node and no address for 30 s; its events say why (node n)"),
+        (failing("ImagePullBackOff"), 65.0, "ErrImagePull: i: m (node n)"),
+        (failing("CreateContainerError"), 65.0, "CreateContainerError: m (node n)"),
+        (failing("ContainerCreating"), 600.0, "not up after 600 s: it does not run"),
+    ],
+)
+def test_how_long_a_pod_is_waited_for_that_is_not_up(
+    pod: Object, seconds: float, words: str
+) -> None:
+    patience, now = Patience(0.0), 0.0
+    found = ""
+    while not found and now < 10_000:
+        now += 5.0
+        found = patience.over(pod, now)
+    assert (now, found) == (seconds, words)
+
+
+def test_a_pod_that_no_node_has_room_for_is_waited_for_without_end() -> None:
+    patience = Patience(0.0)
+    assert not any(patience.over(FULL, 5.0 * n) for n in range(10_000))
+    placed_at = 50_000.0
+    assert not patience.over(PLACED, placed_at)
+    assert not patience.over({**PLACED, "status": {"podIP": "10.0.0.9"}}, placed_at + 500)
+    assert patience.over({**PLACED, "status": {"podIP": "10.0.0.9"}}, placed_at + 600)
+
+
+def test_a_trouble_that_passes_is_forgiven() -> None:
+    patience = Patience(0.0)
+    for start in (0.0, 100.0):
+        assert not patience.over(failing("ErrImagePull"), start)
+        assert not patience.over(failing("ErrImagePull"), start + 55)
+        assert not patience.over({**PLACED, "status": {"podIP": "10.0.0.9"}}, start + 60)
