@@ -164,6 +164,19 @@ def test_sandboxes_of_one_image_like_to_be_together_where_there_are_several() ->
     assert "affinity" not in made(images=images[:1])["spec"]
 
 
+def test_nodes_to_avoid_are_a_wish_beside_that_for_the_same_image() -> None:
+    pool = SandboxPoolSpec.model_validate({"images": [{"image": "img:1"}, {"image": "img:2"}]})
+    sandbox = SandboxSpec(id="box-1", key=b"\1", index=0, limits=pool.limits, image="img:1")
+    affinity = pod(sandbox, pool, OWNER, CONFIG, avoided=["a", "b"])["spec"]["affinity"]
+    assert set(affinity) == {"nodeAffinity", "podAffinity"}
+    (wish,) = affinity["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    fields = wish["preference"]["matchFields"]
+    assert [(each["operator"], each["values"]) for each in fields] == [
+        ("NotIn", ["a"]),
+        ("NotIn", ["b"]),
+    ]
+
+
 @pytest.mark.parametrize(
     ("egress", "asks"), [("none", False), ("gateway", False), ("dns", True), ("public", True)]
 )
