@@ -204,6 +204,21 @@ def test_ctrl_c_on_a_terminal_reaches_the_program(folder: Path, claim: str) -> N
     os.close(ours)
 
 
+@pytest.mark.parametrize("ends", [signal.SIGTERM, signal.SIGHUP])
+def test_who_is_told_to_end_ends_the_program_on_its_terminal(
+    cli: Cli, folder: Path, claim: str, ends: signal.Signals
+) -> None:
+    ours, its = pty.openpty()
+    command = argv("exec", claim, "-t", "--", "sh", "-c", "trap '' HUP; echo ready; sleep 8765")
+    process = subprocess.Popen(command, env=env(folder), stdin=its, stdout=its, stderr=its)
+    os.close(its)
+    read_until(ours, b"ready")
+    process.send_signal(ends)
+    assert process.wait(timeout=30) == 128 + ends
+    os.close(ours)
+    assert cli("exec", claim, "--", "pgrep", "-f", "sleep 876[5]").returncode == 1
+
+
 def test_a_timeout_is_124_and_kills(cli: Cli, claim: str) -> None:
     done = cli("exec", claim, "--timeout", "0.5", "--", "sh", "-c", "echo a; sleep 1000")
     assert (done.returncode, done.stdout) == (124, b"a\n")

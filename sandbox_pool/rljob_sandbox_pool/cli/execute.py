@@ -3,7 +3,7 @@
     stdout, stderr ◄─ as they come ─ the command ◄─ all of stdin (-i)
     stdout ◄──────── as it comes ─── the command on a terminal ◄─ stdin, line by line (-t)
 
-Whatever ends us hangs up, and that ends the command.
+Whatever ends us hangs up, and that ends the command; on a terminal, what can be caught.
 """
 
 from __future__ import annotations
@@ -141,9 +141,9 @@ async def _on_terminal(box: ClaimedSandbox, command: Command) -> int:
 
 @asynccontextmanager
 async def _fed(shell: Shell) -> AsyncIterator[None]:
-    """What is typed goes to the shell, Ctrl-C too."""
+    """What is typed goes to the shell, Ctrl-C too: the terminal there knows what it means."""
     loop = asyncio.get_running_loop()
-    given: asyncio.Queue[bytes | int] = asyncio.Queue()
+    given: asyncio.Queue[bytes] = asyncio.Queue()
 
     def typed() -> None:
         data = os.read(sys.stdin.fileno(), 65_536)
@@ -155,13 +155,10 @@ async def _fed(shell: Shell) -> AsyncIterator[None]:
         while True:
             each = await given.get()
             with suppress(OSError):  # it has just ended
-                if isinstance(each, int):
-                    await shell.signal(each)
-                else:
-                    await shell.input(each, eof=not each)
+                await shell.input(each, eof=not each)
 
     loop.add_reader(sys.stdin, typed)
-    loop.add_signal_handler(signal.SIGINT, given.put_nowait, signal.SIGINT)
+    loop.add_signal_handler(signal.SIGINT, given.put_nowait, b"\x03")
     feeding = asyncio.create_task(feed())
     try:
         yield

@@ -13,6 +13,7 @@ import asyncio
 import base64
 import errno
 import os
+import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -154,13 +155,33 @@ async def _service(where: Where) -> Transport:
 
 
 def call(work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-    """Run a command's work; what fails on the way is one line.
+    """Run a command's work; what fails on the way is one line. Who is told to end tidies up first.
 
     Raises:
         MachineError: no broker, no cluster, no sandbox in time, or one that died.
+        SystemExit: a signal ended it.
     """
+    told: list[int] = []
+
+    async def ending() -> _T:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def end(number: int) -> None:
+            told.append(number)
+            task.cancel()
+
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wants it
+                loop.add_signal_handler(number, end, number)
+        return await work()
+
     try:
-        return asyncio.run(work())
+        return asyncio.run(ending())
+    except asyncio.CancelledError:
+        if not told:
+            raise
+        raise SystemExit(128 + told[0]) from None
     except InfraError as error:
         raise _line(error) from None
 
