@@ -69,13 +69,20 @@ class _Connection(asyncio.Protocol):
         self._idle: asyncio.TimerHandle | None = None
         self._large_bytes = 0
         self._refused = False
+        self.quiet_since = 0.0
+        """When it was answered last, or made."""
         self._writable = asyncio.Event()
         self._writable.set()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing that was asked here is under way."""
+        return self._task is None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        if len(self._server.connections) >= MAX_CONNECTIONS:
+        if len(self._server.connections) >= MAX_CONNECTIONS and not self._server.make_room():
             transport.abort()
             return
         self._server.connections.add(self)
@@ -132,7 +139,9 @@ class _Connection(asyncio.Protocol):
         self._large_bytes = 0
 
     def _watch_idle(self) -> None:
-        self._idle = asyncio.get_running_loop().call_later(IDLE_SECONDS, self.close)
+        loop = asyncio.get_running_loop()
+        self.quiet_since = loop.time()
+        self._idle = loop.call_later(IDLE_SECONDS, self.close)
 
     def _stop_idle(self) -> None:
         if self._idle is not None:
@@ -229,6 +238,15 @@ class HttpServer:
             self._socket.close()
         for connection in list(self.connections):
             connection.close()
+
+    def make_room(self) -> bool:
+        """Hang up on who has asked nothing for longest, so that strangers who only hold connections lock nobody out."""
+        quiet = [each for each in self.connections if each.is_quiet]
+        if quiet:
+            oldest = min(quiet, key=lambda each: each.quiet_since)
+            self.connections.discard(oldest)
+            oldest.close()
+        return bool(quiet)
 
     async def answer(self, request: Request) -> Response | StreamedResponse:
         """The handler's answer; a fault of ours is 500 and a line in the log, never a dead connection."""

@@ -335,3 +335,24 @@ async def test_a_claim_names_nothing_that_is_no_utf_8(address: str, key: str) ->
     )
     assert (status, answer["error"]) == (400, "bad_request")
     assert key in str(answer["message"])
+
+
+async def test_strangers_that_only_hold_connections_lock_nobody_out(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aserver, "MAX_CONNECTIONS", 3)
+    host, port = address.removeprefix("http://").split(":")
+    strangers = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
+    body = {"request_id": "a", "pool": "shared", "wait_seconds": 5}
+    for name in "abcd":
+        held = json.dumps({**body, "request_id": name}).encode()
+        assert (await ask(address, "POST", "/v1/claims", held, x_rljob_token="one"))[0] == 200
+    waiting = json.dumps({**body, "request_id": "e"}).encode()
+    claim = asyncio.create_task(ask(address, "POST", "/v1/claims", waiting, x_rljob_token="two"))
+    await asyncio.sleep(0.1)
+    for _ in range(4):
+        strangers.append(await asyncio.open_connection(host, int(port)))
+    assert (await ask(address, "DELETE", "/v1/claims/a", x_rljob_token="one"))[0] == 200
+    assert (await claim)[0] == 200
+    for _, writer in strangers:
+        writer.close()
