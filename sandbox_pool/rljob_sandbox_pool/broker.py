@@ -39,6 +39,8 @@ from rljob_sandbox_pool.relay import MAX_BODY_BYTES, relay
 
 MAX_WAIT_SECONDS = 30.0
 MAX_PRIORITY = 100
+MAX_PENDING = 1024
+"""Claims of one job that wait at once: a quarter of the connections, which all jobs share."""
 STRANGERS_BYTES = 16_384
 """Largest body of who has shown no token."""
 _CLAIMS = "/v1/claims"
@@ -167,6 +169,9 @@ class Broker:
         key = (tenant.job, claim_id)
         if key in self._pending:
             raise RefusedError(503, "pending", "this claim is being made", {"retry-after": "0.1"})
+        if sum(job == tenant.job for job, _ in self._pending) >= MAX_PENDING:
+            words = f"{MAX_PENDING} claims of this job wait already"
+            raise RefusedError(429, "busy", words, {"retry-after": "1"})
         task = asyncio.ensure_future(pool.claim(asked))
         self._pending[key] = task
         try:

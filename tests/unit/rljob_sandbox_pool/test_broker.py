@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import json
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from rljob.api.rljob_types import SandboxPool
 from rljob.errors import SandboxError
 from rljob.http1 import Answer, HttpClient
 from rljob.sandbox_client import SandboxClient
-from rljob_sandbox_pool import aserver
+from rljob_sandbox_pool import aserver, broker
 from rljob_sandbox_pool.broker import Tenant, make_server
 from rljob_sandbox_pool.manager import Manager
 from rljob_sandbox_pool.pool import Pool
@@ -356,3 +357,22 @@ async def test_strangers_that_only_hold_connections_lock_nobody_out(
     assert (await claim)[0] == 200
     for _, writer in strangers:
         writer.close()
+
+
+async def test_claims_of_one_job_that_wait_leave_connections_to_others(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker, "MAX_PENDING", 2)
+
+    def claim(name: str, token: str, wait: float) -> Coroutine[Any, Any, tuple[int, Any]]:
+        body = {"request_id": name, "pool": "shared", "wait_seconds": wait}
+        return ask(address, "POST", "/v1/claims", json.dumps(body).encode(), x_rljob_token=token)
+
+    for name in "abcd":
+        assert (await claim(name, "one", 5))[0] == 200
+    tasks = [asyncio.create_task(claim(name, "one", 1)) for name in "ef"]
+    await asyncio.sleep(0.2)
+    status, answer = await claim("g", "one", 1)
+    assert (status, answer["error"]) == (429, "busy")
+    assert (await claim("g", "two", 0))[1]["error"] != "busy"
+    await asyncio.gather(*tasks)
