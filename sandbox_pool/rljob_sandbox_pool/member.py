@@ -102,6 +102,8 @@ class Member:
         self.state = MemberState.STARTING
         self.born = self.since = now
         """When it came into its state, monotonic; `born`: into the first."""
+        self.grown = now
+        """When it was heard first."""
         self.is_unheard = False
         """It was adopted, and has not said yet what it is."""
         self.uses = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import structlog
@@ -51,6 +51,7 @@ class Members:
         on_state: Told which.
         on_held: Told about an adopted sandbox that a claim holds.
         on_end: Told about a sandbox that serves no more.
+        is_wanted: Asked about a sandbox that is clean: it may serve.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Members:
         on_state: Callable[[Member], None],
         on_held: Callable[[Member, Health], None],
         on_end: Callable[[Member], object],
+        is_wanted: Callable[[Member], bool],
     ) -> None:
         self.by_id: dict[str, Member] = {}
         self.queue: ReadyQueue[Member] = ReadyQueue(self._granted, self._ready)
@@ -78,7 +80,7 @@ class Members:
         self._runtime, self._pool_key, self._clock = runtime, pool_key, clock
         self._name, self._scope, self._title = name, scope, title
         self._on_change, self._on_state = on_change, on_state
-        self._on_held, self._on_end = on_held, on_end
+        self._on_held, self._on_end, self._is_wanted = on_held, on_end, is_wanted
         self._states: Counter[MemberState] = Counter()
         self._tasks: set[asyncio.Task[object]] = set()
 
@@ -91,29 +93,22 @@ class Members:
 
     def seen(self) -> list[Seen]:
         """For `decide`."""
-        return [
-            Seen(
-                id=member.id,
-                image=member.image,
-                state=member.state,
-                since=member.since,
-                born=member.born,
-                is_outdated=self._runtime.is_outdated(member.running),
-                is_stuck=self._is_stuck(member),
-                is_unheard=self._may_be_held(member),
-            )
-            for member in self.by_id.values()
-        ]
+        return [self.see(member) for member in self.by_id.values()]
 
-    def coming(self, images: Iterable[str]) -> dict[str, int]:
-        """How many of each of these are being started; without those that cannot start now."""
-        found = {image: 0 for image in images if image not in self.failures}
-        for member in self._starting():
-            if self._is_stuck(member):
-                found.pop(member.image, None)
-            elif member.image in found:
-                found[member.image] += 1
-        return found
+    def see(self, member: Member) -> Seen:
+        """One of them."""
+        return Seen(
+            id=member.id,
+            image=member.image,
+            state=member.state,
+            since=member.since,
+            born=member.born,
+            is_outdated=self._runtime.is_outdated(member.running),
+            is_stuck=self._is_stuck(member),
+            is_unheard=self._may_be_held(member),
+            job=member.job,
+            grown=member.grown,
+        )
 
     def num_unheard(self) -> int:
         """Adopted sandboxes that may hold a claim which is not known yet."""
@@ -203,6 +198,8 @@ class Members:
         self._states[before] -= 1
         self._states[state] += 1
         earlier, member.since = member.since, self._clock.monotonic()
+        if before is MemberState.STARTING:
+            member.grown = member.since
         if state is MemberState.CLAIMED:
             self.queue.took(member.job)
             if before is MemberState.READY:
@@ -330,9 +327,13 @@ class Members:
         self._enter(member, MemberState.CLAIMED)
 
     def _ready(self, member: Member) -> None:
-        if not self._is_let_go(member):
-            self._enter(member, MemberState.READY)
-            self.queue.put(member)
+        if self._is_let_go(member):
+            return
+        if not self._is_wanted(member):
+            self._leave(member)
+            return
+        self._enter(member, MemberState.READY)
+        self.queue.put(member)
 
     def _quarantine(self, member: Member, evidence: list[str]) -> None:
         if self._is_let_go(member):

@@ -23,12 +23,13 @@ from rljob.api.rljob_types import SandboxPoolSpec
 from rljob.clock import Clock, SystemClock
 from rljob.errors import SandboxError
 from rljob.sandbox import ClaimAnswer, ClaimStatus, PoolStatus
-from rljob_sandbox_pool import sizing
-from rljob_sandbox_pool.decide import Observed, decide
+from rljob_sandbox_pool import refusals, sizing
+from rljob_sandbox_pool.decide import Observed, decide, yields
 from rljob_sandbox_pool.guest import checks
 from rljob_sandbox_pool.leases import ClaimRequest, Lease, Leases, Owner
 from rljob_sandbox_pool.member import Health, Member, MemberState
 from rljob_sandbox_pool.members import Members
+from rljob_sandbox_pool.refusals import NoSandboxError
 from rljob_sandbox_pool.reset import Fate, fate, quarantine_seconds
 from rljob_sandbox_pool.runtimes.base import RunningSandbox, Runtime, Trouble
 
@@ -46,21 +47,6 @@ RELEASE_SECONDS = 0.5
 """How long a release waits for its reset, which mostly takes a millisecond."""
 
 _log = structlog.get_logger("rljob.sandbox_pool")
-
-
-class NoSandboxError(Exception):
-    """No sandbox within the time that the claim may wait.
-
-    Args:
-        error: `at_max`: all places are taken, a release helps; `at_quota`: one of the same job helps; `warming`: one is
-            on its way, or starts back off.
-        message: Why.
-        retry_after_seconds: When to ask again.
-    """
-
-    def __init__(self, error: str, message: str, retry_after_seconds: float) -> None:
-        super().__init__(message)
-        self.error, self.message, self.retry_after_seconds = error, message, retry_after_seconds
 
 
 class Pool:
@@ -107,19 +93,23 @@ class Pool:
             on_state=lambda member: self.on_state(member),  # noqa: PLW0108  (who listens comes later)
             on_held=self._held,
             on_end=lambda member: self._leases.remove_sandbox(member.id),
+            is_wanted=self._is_wanted,
         )
         self._set_spec()
 
     # ── claims ──
 
     async def claim(self, request: ClaimRequest) -> bytes:
-        """Claim a sandbox; the JSON of a `ClaimAnswer`, the same for the same claim id. Raises NoSandboxError."""
+        """Claim a sandbox; the JSON of a `ClaimAnswer`, the same for the same claim id.
+
+        Raises NoSandboxError, and RefusedError where there is no such image.
+        """
         if lease := self._leases.get(request.id, request.job):
             return lease.answer
         if request.owner:
             self._release_earlier_boots(request.owner, request.job)
         began = self._clock.monotonic()
-        image = request.image if request.image in self._weights else next(iter(self._weights))
+        image = refusals.claimed_image(self.name, self._weights, request.image)
         result = "hit"
 
         def on_wait() -> None:
@@ -131,7 +121,7 @@ class Pool:
             left = request.wait_seconds - (self._clock.monotonic() - began)
             if left < -LATE_SECONDS:
                 break
-            member = await self._members.queue.get(request, image, left, on_wait)
+            member = await self._members.queue.get(request, image, left, on_wait, since=began)
             if member is None:
                 break
             granted = self._clock.monotonic()
@@ -227,10 +217,7 @@ class Pool:
         if lease is None or (member := self._members.by_id.get(lease.sandbox_id)) is None:
             return lease is not None
         if member.state is MemberState.CLAIMED:
-            replace = (
-                broken or self._runtime.is_outdated(member.running) or self._is_in_the_way(member)
-            )
-            if fate(self.spec.recycle, uses=member.uses, broken=replace) is Fate.RESET:
+            if not broken and self._is_fit(member) and self.counts().busy <= self.spec.max:
                 await asyncio.wait(
                     {self._members.spawn(self._members.reset(member))}, timeout=RELEASE_SECONDS
                 )
@@ -238,14 +225,23 @@ class Pool:
                 self._members.end(member, "broken" if broken else "")
         return True
 
-    def _is_in_the_way(self, member: Member) -> bool:
-        """There are too many, or its place is due to claims that it does not fit."""
-        counts = self.counts()
-        room = self.spec.max - (counts.total - counts.ending)
-        if room < 0 or not counts.waiting:
-            return room < 0
-        coming = self._members.coming(self._weights)
-        return self._members.queue.num_passed_over(member, coming) > room
+    def _is_fit(self, member: Member) -> bool:
+        """As the spec is now, it may serve another claim than those that it has served."""
+        if self._runtime.is_outdated(member.running):
+            return False
+        # Before its first it has nothing to be reset.
+        uses = member.uses
+        return not uses or fate(self.spec.recycle, uses=uses, broken=False) is Fate.RESET
+
+    def _is_wanted(self, member: Member) -> bool:
+        """Of one that is clean: it is fit, and its place is not for another."""
+        if not self._is_fit(member) or self.counts().busy > self.spec.max:
+            return False
+        box, waiting = self._members.see(member), self._members.queue.waiting()
+        # Looking at all of the pool is for pools that several fight for.
+        if not member.uses or not waiting or waiting[0].fits(box):
+            return True
+        return not yields(self._observed(), box)
 
     def kill(self, sandbox_id: str) -> None:
         """End a sandbox, whatever it does, as a crash of it would."""
@@ -253,21 +249,17 @@ class Pool:
             member.running.kill()
 
     def _no_sandbox(self, request: ClaimRequest, image: str) -> NoSandboxError:
-        name, most = self.name, self.spec.max_per_job
         if self._members.queue.is_at_quota(request.job):
             telemetry.SANDBOX_CLAIMS.inc(pool=self._title, result="at_quota")
-            words = f"this job holds {most} sandboxes of pool {name}, as many as one job may"
-            return NoSandboxError("at_quota", words, 1.0)
+            return refusals.at_quota(self.name, self.spec.max_per_job)
         telemetry.SANDBOX_CLAIMS.inc(pool=self._title, result="exhausted")
-        counts = self.counts()
-        if counts.total - counts.ending >= self.spec.max and not counts.coming:
-            words = f"all {self.spec.max} sandboxes of pool {name} are taken"
-            return NoSandboxError("at_max", words, 1.0)
-        words = f"no sandbox of pool {name} is ready yet"
-        if (failures := self._members.failures.get(image)) is None:
-            return NoSandboxError("warming", words, 0.2)
-        pause = max(0.2, min(failures.no_start_before - self._clock.monotonic(), 10.0))
-        return NoSandboxError("warming", f"{words} (last failure: {failures.problem})", pause)
+        return refusals.exhausted(
+            self.name,
+            self.counts(),
+            most=self.spec.max,
+            failures=self._members.failures.get(image),
+            now=self._clock.monotonic(),
+        )
 
     # ── the pool's size ──
 
@@ -306,6 +298,9 @@ class Pool:
     def _set_spec(self) -> None:
         self._weights = self._runtime.images(self.spec)
         self._members.queue.max_per_job = self.spec.max_per_job
+        for member in list(self._members.by_id.values()):
+            if member.state is MemberState.READY and not self._is_fit(member):
+                self._members.end(member, "")
         self._members.queue.serve_all()
 
     def adopt(self, sandbox_id: str, image: str, running: RunningSandbox) -> None:

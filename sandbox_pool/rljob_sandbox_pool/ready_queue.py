@@ -4,7 +4,6 @@
 
 Of the claims that wait, the highest priority comes first, then whose job holds the fewest, then who came first. A job
 that holds as many as it may waits until it gives one back. Never holds both a sandbox and a claim that may have it.
-What comes back goes to who fits it, unless somebody before them has waited for too long: then it makes room.
 """
 
 from __future__ import annotations
@@ -12,15 +11,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from rljob_sandbox_pool.decide import Wanted
 from rljob_sandbox_pool.leases import ClaimRequest
-
-PASSED_OVER_SECONDS = 3.0
-"""A claim that waits for longer, about what a start takes, is not passed over for the sake of a sandbox that does not
-fit it."""
 
 
 class Box(Protocol):
@@ -38,8 +34,8 @@ T = TypeVar("T", bound=Box)
 class _Waiting(Generic[T]):
     request: ClaimRequest
     image: str
-    number: int
     since: float
+    number: int
     granted: asyncio.Future[T]
 
 
@@ -64,12 +60,25 @@ class ReadyQueue(Generic[T]):
     # ── claims ──
 
     async def get(
-        self, request: ClaimRequest, image: str, seconds: float, on_wait: Callable[[], None]
+        self,
+        request: ClaimRequest,
+        image: str,
+        seconds: float,
+        on_wait: Callable[[], None],
+        *,
+        since: float = 0.0,
     ) -> T | None:
-        """A sandbox, at once or within `seconds`; None where none came. `on_wait` is called before it waits."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-        waiting = _Waiting(request, image, next(self._numbers), loop.time(), future)
+        """A sandbox, at once or within `seconds`; None where none came.
+
+        Args:
+            request: The claim.
+            image: Of which image.
+            seconds: How long it waits.
+            on_wait: Called before it waits.
+            since: When it was made, for `waiting`.
+        """
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        waiting = _Waiting(request, image, since, next(self._numbers), future)
         if (found := self._serve(waiting)) is not None:
             return found
         if seconds <= 0:
@@ -94,15 +103,15 @@ class ReadyQueue(Generic[T]):
         """Claims that wait."""
         return len(self._open())
 
-    def waiting(self) -> list[str]:
-        """Images of the claims that would get a sandbox if there were one, most urgent first."""
+    def waiting(self) -> list[Wanted]:
+        """The claims that would get a sandbox if there were one, most urgent first."""
         left: Counter[str] = Counter()
-        found: list[str] = []
+        found: list[Wanted] = []
         for each in sorted(self._open(), key=self._urgency):
             job = each.request.job
             left[job] += 1
             if self.max_per_job is None or self._held[job] + left[job] <= self.max_per_job:
-                found.append(each.image)
+                found.append(Wanted(each.image, job, each.request.priority, each.since))
         return found
 
     def is_at_quota(self, job: str) -> bool:
@@ -127,26 +136,6 @@ class ReadyQueue(Generic[T]):
         self._waiting.remove(first)
         self._grant(item, first.request)
         first.granted.set_result(item)
-
-    def num_passed_over(self, item: T, coming: Mapping[str, int]) -> int:
-        """Claims that have waited for long and come before any that the sandbox could serve.
-
-        Args:
-            item: It is held, and about to be given back.
-            coming: How many claims of each image something is started for; an image that is missing cannot start.
-        """
-        left, num = dict(coming), 0
-        now = asyncio.get_running_loop().time()
-        for each in sorted(self._open(), key=self._urgency):
-            if each.image == item.image and item.job in ("", each.request.job):
-                break
-            if each.image not in left or self.is_at_quota(each.request.job):
-                continue
-            if left[each.image] > 0:
-                left[each.image] -= 1
-            elif now - each.since > PASSED_OVER_SECONDS:
-                num += 1
-        return num
 
     def remove(self, item: T) -> None:
         """A sandbox that waited is no more."""

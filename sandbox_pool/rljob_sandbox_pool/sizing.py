@@ -25,6 +25,11 @@ class Counts:
         return living + self.quarantined + self.ending
 
     @property
+    def busy(self) -> int:
+        """What no claim can have, and none may put an end to."""
+        return self.starting + self.claimed + self.resetting
+
+    @property
     def coming(self) -> int:
         """What will be ready soon."""
         return self.starting + self.resetting

@@ -1,13 +1,14 @@
 """What a pool does next: single decisions, and any of them."""
 
 import dataclasses
+import itertools
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_sandbox_pool.decide import Actions, End, Observed, Seen, decide
+from rljob_sandbox_pool.decide import Actions, End, Observed, Seen, Wanted, decide, yields
 from rljob_sandbox_pool.leases import Lease
 from rljob_sandbox_pool.member import MemberState as S
 
@@ -22,7 +23,8 @@ def boxes(*states: S, image: str = "a", **more: Any) -> list[Seen]:
 
 def decided(sandboxes: list[Seen], *waiting: str, **more: Any) -> Actions:
     given = {"now": 100.0, "warm": 0, "maximum": 10, "max_starting": 4, "weights": {"a": 1}} | more
-    return decide(Observed(sandboxes=sandboxes, waiting=waiting, **given))
+    claims = [Wanted(image) for image in waiting]
+    return decide(Observed(sandboxes=sandboxes, waiting=claims, **given))
 
 
 def ended(actions: Actions) -> list[str]:
@@ -147,6 +149,69 @@ def test_after_a_failure_an_image_waits_and_then_tries_one_at_a_time() -> None:
     assert decided(boxes(S.STARTING), "a", warm=4, failing={"a": 99.0}).start == []
 
 
+def test_what_another_job_has_used_is_not_on_its_way_to_a_claim() -> None:
+    back = boxes(S.RESETTING, S.RESETTING, job="j")
+    for job, expected in (("j", []), ("k", ["a"])):
+        seen = Observed(100.0, 0, 10, 4, {"a": 1}, back, [Wanted("a", job)])
+        assert decide(seen).start == expected
+
+
+LONG_AGO, JUST_NOW = 90.0, 99.5
+BACK = Seen("back", "a", S.RESETTING, since=99.0, born=10.0, job="j", grown=11.0)
+
+
+def is_to_yield(*waiting: Wanted, others: list[Seen] | None = None, **more: Any) -> bool:
+    """The sandbox `back` of a full pool."""
+    others = boxes(S.CLAIMED) if others is None else others
+    given = {"weights": {"a": 1, "b": 1}, "maximum": 2, "sandboxes": [*others, BACK]} | more
+    return yields(Observed(100.0, 0, max_starting=4, waiting=waiting, **given), BACK)
+
+
+@pytest.mark.parametrize(
+    "other", [Wanted("b", "j", since=LONG_AGO), Wanted("a", "k", since=LONG_AGO)]
+)
+def test_who_waits_for_long_for_another_image_or_job_is_not_passed_over(other: Wanted) -> None:
+    own = Wanted("a", "j", since=JUST_NOW)
+    assert is_to_yield(other, own)
+    assert is_to_yield(other)
+    assert not is_to_yield(own, other)
+    assert not is_to_yield(other._replace(since=JUST_NOW), own)
+    assert not is_to_yield(other._replace(since=JUST_NOW))
+    assert is_to_yield(other._replace(since=JUST_NOW, priority=1), own)
+    assert not is_to_yield(own)
+
+
+def test_nothing_makes_room_for_who_gets_another_place_or_cannot_have_one() -> None:
+    other = Wanted("b", "k", since=LONG_AGO)
+    assert not is_to_yield(other, maximum=3)
+    assert is_to_yield(other, other, maximum=3)
+    for state in (S.STARTING, S.RESETTING):
+        assert not is_to_yield(other, others=boxes(state, image="b"))
+        assert is_to_yield(other, other, others=boxes(state, image="b"))
+    for state in (S.READY, S.QUARANTINED, S.ENDING):
+        assert not is_to_yield(other, others=boxes(state))
+    assert is_to_yield(other, others=boxes(S.RESETTING, image="b", job="j"))
+    assert not is_to_yield(other, weights={"a": 1})
+    assert not is_to_yield(other, failing={"b": 101.0})
+    assert is_to_yield(other, failing={"b": 99.0})
+    assert not is_to_yield(other, other, failing={"b": 99.0}, others=boxes(S.STARTING, image="b"))
+    assert not is_to_yield(other, other, others=boxes(S.STARTING, image="b", is_stuck=True))
+
+
+@pytest.mark.parametrize(
+    ("start_seconds", "age", "expected"),
+    [(0.1, 0.3, False), (0.1, 0.5, True), (60.0, 9.9, False), (60.0, 10.1, True)],
+)
+def test_a_sandbox_makes_room_only_after_its_start_has_paid(
+    start_seconds: float, age: float, expected: bool
+) -> None:
+    grown = 100.0 - age
+    box = BACK._replace(born=grown - start_seconds, grown=grown)
+    waiting = [Wanted("b", since=LONG_AGO)]
+    seen = Observed(100.0, 0, 1, 4, {"a": 1, "b": 1}, [box], waiting)
+    assert yields(seen, box) is expected
+
+
 def test_a_claim_whose_time_is_over_ends_its_sandbox() -> None:
     lease = Lease("c", "a0", expires=99.0, answer=b"")
     actions = decided(boxes(S.CLAIMED), expired=[lease])
@@ -156,6 +221,8 @@ def test_a_claim_whose_time_is_over_ends_its_sandbox() -> None:
 
 images = st.sampled_from("abc")
 times = st.floats(0, 1000, allow_nan=False)
+jobs = st.sampled_from(["", "j", "k"])
+some_claim = st.builds(Wanted, images, jobs, st.sampled_from([0, 10]), times)
 
 
 @st.composite
@@ -172,6 +239,8 @@ def some_sandbox(draw: st.DrawFn) -> Seen:
         is_outdated=draw(st.booleans()),
         is_stuck=is_stuck,
         is_unheard=is_starting and not is_stuck and draw(st.booleans()),
+        job="" if is_starting else draw(jobs),
+        grown=draw(times),
     )
 
 
@@ -183,7 +252,7 @@ some_pool = st.builds(
     max_starting=st.integers(1, 6),
     weights=st.dictionaries(images, st.integers(1, 5), min_size=1),
     sandboxes=st.lists(some_sandbox(), max_size=14),
-    waiting=st.lists(images, max_size=6),
+    waiting=st.lists(some_claim, max_size=6),
     failing=st.dictionaries(images, times.map(lambda at: at + 500)),
     quarantine_seconds=st.sampled_from([0.0, 300.0]),
 )
@@ -205,6 +274,22 @@ def test_whatever_is_seen_no_bound_is_broken_and_nobody_loses_what_is_held(seen:
         assert starting + len(actions.start) <= seen.max_starting
     assert set(actions.start) <= set(seen.weights)
     assert not any(seen.failing.get(image, 0.0) > seen.now for image in actions.start)
+
+
+@given(some_pool, some_sandbox())
+@settings(max_examples=300, deadline=None)
+def test_the_place_of_one_that_yields_goes_to_a_claim_that_it_did_not_fit(
+    seen: Observed, box: Seen
+) -> None:
+    box = box._replace(state=S.RESETTING, is_outdated=False)
+    others = [each for each in seen.sandboxes if each.state in (S.CLAIMED, S.RESETTING)]
+    full = dataclasses.replace(
+        seen, sandboxes=[*others, box], maximum=len(others) + 1, max_starting=len(others) + 1
+    )
+    if yields(full, box):
+        start = decide(dataclasses.replace(full, sandboxes=others)).start
+        before = itertools.takewhile(lambda claim: not claim.fits(box), seen.waiting)
+        assert start[0] in {claim.image for claim in before}
 
 
 def steps(seen: Observed, num: int) -> list[Actions]:
