@@ -120,9 +120,10 @@ class PoolManager:
             group.create_task(self._lease.hold())
             await self.fleet.start()
             self._serves = True
-            await self._label_self(active=True)
+            # Before the label, which may take long: what the fleet fails of ends us in any case.
             group.create_task(self.fleet.run())
             group.create_task(self._watch_silence())
+            await self._label_self(active=True)
 
     async def _watch_silence(self) -> None:
         while not (problem := self.problem()):
