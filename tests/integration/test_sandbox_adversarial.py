@@ -6,6 +6,7 @@ Each test ends with the sandbox alive, or gone with a named error; and what come
 import asyncio
 import os
 import re
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -424,6 +425,24 @@ async def test_a_pool_that_ends_while_its_sandboxes_start_leaves_none(
     await manager.close()
     assert [pid for pid in outer | inner if runs(pid)] == []
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_folder_that_somebody_tidied_up_costs_no_place(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    pool = SandboxPool.model_validate({"name": "p", "warm": 1, "max": 1})
+    runtime = BubblewrapRuntime(work)
+    manager = Manager([pool], {"bubblewrap": runtime}, token="t", pool_key="k")
+    client = SandboxClient(await manager.start("127.0.0.1", 0), "t")
+    box = await client.acquire("p", timeout=30)
+    shutil.rmtree(work)
+    box.lost = True  # so it is replaced
+    await box.release()
+    again = await client.acquire("p", timeout=30)
+    assert again.id != box.id
+    await again.release()
+    await client.aclose()
+    await manager.close()
+    assert list(work.iterdir()) == []
 
 
 async def test_with_the_pool_everything_of_its_sandboxes_ends(tmp_path: Path) -> None:

@@ -19,6 +19,11 @@ def environment(assignments: Sequence[str]) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
+def is_token(text: str) -> bool:
+    """Whether a header carries it as it is."""
+    return text.isascii() and text.isprintable() and text == text.strip() != ""
+
+
 def in_range(option: str, value: float | None, low: float, high: float) -> None:
     """That a number is between its bounds. Raises UserError."""
     if value is not None and not low <= value <= high:  # nan is neither

@@ -19,6 +19,7 @@ from rljob.api.sandboxpool_types import SandboxPool
 from rljob.api.source import Source
 from rljob.errors import UserError
 from rljob.sandbox_client import TOKEN_ENV
+from rljob_sandbox_pool.cli.arguments import is_token
 from rljob_sandbox_pool.cli.state import Served, State
 from rljob_sandbox_pool.manager import Manager, make_runtimes
 
@@ -38,9 +39,13 @@ def main(
     if not 0 <= port <= 65_535:
         raise UserError("--port", f"{port} is no port", "use 1 to 65535, or 0 for any free one")
     pools = _pools(file, name, warm, maximum)
+    token = os.environ.get(TOKEN_ENV) or secrets.token_urlsafe(32)
+    if not is_token(token):
+        raise UserError(
+            TOKEN_ENV, "holds what no token does", "use letters and digits, or unset it"
+        )
     with state.serving():
         telemetry.configure_logging("sandbox-pool")
-        token = os.environ.get(TOKEN_ENV) or secrets.token_urlsafe(32)
         asyncio.run(_serve(pools, state, port, token))
         for claim, stored in state.claims().items():
             if stored.where.token == token:

@@ -23,6 +23,7 @@ from rljob.claimed_sandbox import ClaimedSandbox
 from rljob.errors import InfraError, MachineError, UserError
 from rljob.http1 import HttpClient, HttpError, Transport
 from rljob.sandbox_client import TOKEN_ENV, SandboxClient
+from rljob_sandbox_pool.cli.arguments import is_token
 from rljob_sandbox_pool.cli.state import State, StoredClaim, Where
 
 URL_ENV = "RLJOB_SANDBOX_URL"
@@ -67,7 +68,7 @@ class Options:
         except HttpError as error:
             raise UserError("--url", str(error), "give http://HOST:PORT") from None
         token = os.environ.get(TOKEN_ENV, "") if self.token is None else self.token
-        if not token or not token.isascii() or not token.isprintable():
+        if not is_token(token):
             problem = "there is no token" if not token else "holds what no token does"
             raise UserError("--token", problem, f"give --token or set {TOKEN_ENV}")
         return Where(url=url, token=token, relay=self.relay)

@@ -84,8 +84,10 @@ class BubblewrapSandbox(LocalSandbox):
         code = self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
-        words = self._log.read_text("utf-8", "replace").strip().splitlines()
-        self._log.unlink()
+        words: list[str] = []
+        with suppress(OSError):  # somebody has tidied up
+            words = self._log.read_text("utf-8", "replace").strip().splitlines()
+            self._log.unlink()
         self._clean_up(
             f"exit code {code}" + (f": {words[-1][:500]}" if words else ""), _CLEAN_UP_TRIES
         )
@@ -151,6 +153,7 @@ class BubblewrapRuntime(LocalRuntime):
         groups: list[Path] = []
         log = self._work_dir / f"{spec.id}.log"
         try:
+            self._work_dir.mkdir(parents=True, exist_ok=True)
             with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
                 for hierarchy in self._hierarchies:
                     groups.append(self._group(hierarchy, spec))

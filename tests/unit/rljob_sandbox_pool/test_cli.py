@@ -148,6 +148,17 @@ def test_bad_input_is_one_line_with_its_fix(
     assert line.rstrip("\n") in err
 
 
+@pytest.mark.parametrize("token", ["\u00fc", "a\nb", " x ", "\udcff"])
+def test_a_token_that_no_header_carries_opens_no_pool(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    monkeypatch.setenv("RLJOB_SANDBOX_TOKEN", token)
+    fix = "use letters and digits, or unset it"
+    told = f"RLJOB_SANDBOX_TOKEN: holds what no token does; {fix}\n"
+    assert cli("serve") == (2, "", told)
+    assert "--token: holds what no token does" in cli("pools", "--url", "http://h:1")[2]
+
+
 def test_input_that_does_not_end_has_the_time_of_its_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
