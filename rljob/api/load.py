@@ -24,6 +24,8 @@ from rljob.errors import ManifestError
 
 M = TypeVar("M", bound=BaseModel)
 
+MAX_BYTES = 16 * 1024 * 1024
+"""Of a manifest."""
 _WHOLE = 2**53
 """Below it a float that is a whole number is exactly that."""
 
@@ -117,7 +119,12 @@ def read(file: Path) -> Source:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        with file.open("rb") as manifest:
+            data = manifest.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            problem = f"holds more than {MAX_BYTES >> 20} MiB"
+            raise ManifestError(str(file), problem, "is it the right file?")
+        return data.decode()
     except FileNotFoundError:
         raise ManifestError(str(file), "there is no such file", "check the path") from None
     except IsADirectoryError:

@@ -92,7 +92,7 @@ def _compose(text: str, name: str) -> yaml.Node:
     if len(documents) > 1:
         line = documents[1].start_mark.line + 1
         raise ManifestError(
-            f"{name}:{line}", "a second YAML document starts here", "keep one RLJob per file"
+            f"{name}:{line}", "a second YAML document starts here", "keep one document per file"
         )
     if not documents or documents[0] is None:
         raise ManifestError(

@@ -90,6 +90,8 @@ def test_a_missing_file_a_folder_and_other_kinds_are_refused(tmp_path: Path) -> 
     with pytest.raises(ManifestError, match="is 'Pod', not RLJob"):
         load(written(tmp_path, {**EXAMPLE, "kind": "Pod"}))
     (tmp_path / "m.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ManifestError, match="/dev/zero: holds more than 16 MiB; is it the right"):
+        load(Path("/dev/zero"))
     with pytest.raises(ManifestError, match="is not UTF-8 text"):
         load(tmp_path / "m.yaml")
 

@@ -46,7 +46,7 @@ def test_anchors_and_merge_keys_work() -> None:
         ("a:\n\tb: 1\n", "m.yaml:2: a tab stands where YAML wants spaces; indent with spaces"),
         (
             "a: 1\n---\nb: 2\n",
-            "m.yaml:3: a second YAML document starts here; keep one RLJob per file",
+            "m.yaml:3: a second YAML document starts here; keep one document per file",
         ),
         (
             "",
