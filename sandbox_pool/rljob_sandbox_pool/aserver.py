@@ -82,7 +82,9 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        if len(self._server.connections) >= MAX_CONNECTIONS and not self._server.make_room():
+        is_full = len(self._server.connections) >= MAX_CONNECTIONS
+        # One that was accepted while the server stopped is told to nobody else who would close it.
+        if self._server.is_stopped or (is_full and not self._server.make_room()):
             transport.abort()
             return
         self._server.connections.add(self)
@@ -208,6 +210,7 @@ class HttpServer:
         self.large_bytes = 0
         """Of the large bodies that are held now."""
         self.connections: set[_Connection] = set()
+        self.is_stopped = False
         self._handler = handler
         self._socket: socket.socket | None = None
         self._server: asyncio.Server | None = None
@@ -226,12 +229,15 @@ class HttpServer:
     async def listen(self) -> None:
         """Answer who connects."""
         loop = asyncio.get_running_loop()
+        # In two steps: cancelled in the middle of one, it would go on listening with nobody to stop it.
         self._server = await loop.create_server(
-            lambda: _Connection(self), sock=self._socket, backlog=BACKLOG
+            lambda: _Connection(self), sock=self._socket, backlog=BACKLOG, start_serving=False
         )
+        await self._server.start_serving()
 
     def stop(self) -> None:
         """Listen no more and hang up on everybody."""
+        self.is_stopped = True
         if self._server is not None:
             self._server.close()
         elif self._socket is not None:
