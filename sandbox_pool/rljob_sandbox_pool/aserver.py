@@ -236,10 +236,15 @@ class HttpServer:
         await self._server.start_serving()
 
     def stop(self) -> None:
-        """Listen no more and hang up on everybody."""
+        """Listen no more and hang up on everybody. A second call does nothing."""
+        if self.is_stopped:
+            return
         self.is_stopped = True
-        if self._server is not None:
-            self._server.close()
+        if self._server is not None and self._socket is not None:
+            loop = self._server.get_loop()
+            # Python 3.11 loses a socket whose server closes between its accept and the task that would serve it.
+            loop.remove_reader(self._socket)
+            loop.call_soon(self._server.close)
         elif self._socket is not None:
             self._socket.close()
         for connection in list(self.connections):

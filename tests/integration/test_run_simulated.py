@@ -288,9 +288,11 @@ def test_real_sandboxes_die_with_a_driver_that_is_killed(
         os.kill(pid, signal.SIGKILL)
     job.process.wait()
     deadline = time.monotonic() + 20
-    while alive(family) and time.monotonic() < deadline:
+    # Also what was only being started when the family was looked at.
+    while (alive(family) or job.processes()) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert alive(family) == set()
+    assert job.processes() == []
 
 
 def test_a_stalled_component_is_named(make_job: MakeJob) -> None:
