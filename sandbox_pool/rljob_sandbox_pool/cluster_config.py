@@ -40,9 +40,12 @@ RULES: Final[list[dict[str, Any]]] = [
     },
     {"apiGroups": ["node.k8s.io"], "resources": ["runtimeclasses"], "verbs": ["get"]},
 ]
-"""In every namespace that it serves. `sandboxpools/finalizers` is for owner references that block deletion. No Secret
-can be read: that of a pool's token is only written. A RuntimeClass belongs to no namespace: where only some are
-served, it cannot be looked at, and a missing one is known when the API server refuses the first pod."""
+"""In every namespace that it serves. `sandboxpools/finalizers` is for owner references that block deletion. Secrets are
+only written, but a patch is answered with the object: who has these rights and a Secret's name can read it.
+
+A RuntimeClass belongs to no namespace: where only some are served, it cannot be looked at, and a missing one is known
+when the API server refuses the first pod.
+"""
 OWN_RULES: Final[list[dict[str, Any]]] = [
     {
         "apiGroups": ["coordination.k8s.io"],
