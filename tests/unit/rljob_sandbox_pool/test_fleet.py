@@ -1,11 +1,6 @@
-"""A fleet of pools on an API server in memory; its kubelet runs each pod as a guest on a loopback address."""
+"""A fleet of pools: objects, claims, status, policies, lists."""
 
 import asyncio
-import itertools
-import json
-import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -17,164 +12,26 @@ from rljob.kube import calls
 from rljob.kube.resources import Object
 from rljob.testing.kube import FakeKube, status
 from rljob_sandbox_pool import fleet as fleet_module
-from rljob_sandbox_pool import members, pod_marks, pool_conditions, surroundings
-from rljob_sandbox_pool.aserver import HttpServer
-from rljob_sandbox_pool.cluster_config import PoolManagerConfig
+from rljob_sandbox_pool import pod_marks
 from rljob_sandbox_pool.fleet import Fleet
-from rljob_sandbox_pool.guest.app import Guest
-from rljob_sandbox_pool.guest.pod import VARIABLE
-from rljob_sandbox_pool.guest.wire import Request, Response
 from rljob_sandbox_pool.leases import ClaimRequest, Owner
-from rljob_sandbox_pool.pool import NoSandboxError, Pool
-from rljob_sandbox_pool.runtimes import pod_status, pods, simulated
-from rljob_sandbox_pool.runtimes.simulated import SimulatedBackend
+from rljob_sandbox_pool.pool import NoSandboxError
+from rljob_sandbox_pool.runtimes import simulated
+from tests.harness.fleet import (
+    BROKER_KEY,
+    Kubelet,
+    claim,
+    degraded,
+    fake,
+    impatient,
+    kubelet,
+    leading,
+    pool_of,
+    sandbox_pool,
+    until,
+)
 
-BROKER_KEY = "the key of the broker"
-CONFIG = PoolManagerConfig(guest_image="guest:1", sandbox_image="box:1", starts_per_second=1000)
-
-
-class Kubelet:
-    """Runs every pod that is created, unless told otherwise."""
-
-    addresses = itertools.count(random.randrange(1 << 20))
-
-    def __init__(self, fake: FakeKube) -> None:
-        self.fake = fake
-        self.servers: dict[str, HttpServer] = {}
-        self.guests: dict[str, Guest] = {}
-        self.unschedulable = False
-        self.broken_images: set[str] = set()
-        self.place: Callable[[Object], str] = lambda pod: "n"
-        """The node of a pod."""
-        self.bad_nodes: set[str] = set()
-        """Nodes that cannot pull anything."""
-        self.most: dict[str, int] = {}
-        """Most pods at once, by pool."""
-        self._store, self._gone = fake._store, fake._gone
-        fake._store, fake._gone = self.store, self.gone
-
-    def store(self, place: tuple[str, str, str, str], obj: Object) -> Object:
-        is_new = place[1] == "pods" and place not in self.fake.objects
-        stored = self._store(place, obj)
-        if is_new:
-            pool = stored["metadata"]["labels"][labels.POOL]
-            num = sum(p["metadata"]["labels"][labels.POOL] == pool for p in self.fake.all("Pod"))
-            self.most[pool] = max(self.most.get(pool, 0), num)
-            asyncio.get_running_loop().call_soon(self.start, stored)
-        return stored
-
-    def gone(self, place: tuple[str, str, str, str]) -> None:
-        if server := self.servers.pop(place[3], None):
-            server.stop()
-        self._gone(place)
-
-    def start(self, pod: Object) -> None:
-        name = pod["metadata"]["name"]
-        if self.unschedulable:
-            words = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes: no cpu"}
-            self.say(pod, {"phase": "Pending", "conditions": [words]})
-            return
-        image = pod["spec"]["containers"][0]["image"]
-        node = self.place(pod)
-        pod = {**pod, "spec": {**pod["spec"], "nodeName": node}}
-        if node in self.bad_nodes or image in self.broken_images:
-            waiting = {"reason": "ImagePullBackOff", "message": "Back-off: ErrImagePull: not found"}
-            self.say(pod, {"containerStatuses": [{"image": image, "state": {"waiting": waiting}}]})
-            return
-        number = next(self.addresses)
-        address = f"127.{1 + number // 62500 % 250}.{1 + number // 250 % 250}.{1 + number % 250}"
-        config = json.loads(pod["spec"]["containers"][0]["env"][0]["value"])
-        assert pod["spec"]["containers"][0]["env"][0]["name"] == VARIABLE
-        backend = SimulatedBackend(1000, lambda: self.fail(name))
-        guest = Guest(config["id"], bytes.fromhex(config["key"]), backend)
-        server = HttpServer(lambda request: handle(guest, request))
-        server.bind(address, labels.GUEST_PORT)
-        self.servers[name], self.guests[name] = server, guest
-        asyncio.get_running_loop().create_task(server.listen())
-        self.say(pod, {"phase": "Running", "podIP": address})
-
-    def say(self, pod: Object, state: Object) -> None:
-        if self.fake.get("Pod", pod["metadata"]["name"]):
-            self.fake.put({**pod, "status": state})
-
-    def fail(self, name: str) -> None:
-        if (pod := self.fake.get("Pod", name)) is None:
-            return
-        ended = {"name": "sandbox", "state": {"terminated": {"exitCode": 3}}}
-        self.servers.pop(name).stop()
-        self.say(pod, {"phase": "Failed", "containerStatuses": [ended]})
-
-    def close(self) -> None:
-        for server in self.servers.values():
-            server.stop()
-
-
-async def handle(guest: Guest, request: Request) -> Response:
-    reply: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-    guest.handle(request, lambda response: reply.done() or reply.set_result(response))
-    return await reply
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_module, "STATUS_SECONDS", 0.05)
-    monkeypatch.setattr(surroundings, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(surroundings, "RETRY_SECONDS", 0.2)
-    monkeypatch.setattr(pool_conditions, "WRITE_SECONDS", 0.1)
-    monkeypatch.setattr(pool_conditions, "COUNTS_SECONDS", 0.2)
-
-
-@pytest.fixture
-async def fake() -> FakeKube:
-    return FakeKube()
-
-
-@pytest.fixture
-async def kubelet(fake: FakeKube) -> AsyncIterator[Kubelet]:
-    kubelet = Kubelet(fake)
-    yield kubelet
-    kubelet.close()
-
-
-@asynccontextmanager
-async def leading(fake: FakeKube) -> AsyncIterator[Fleet]:
-    """A pool manager for as long as it leads; its sandboxes stay."""
-    client = fake.client()
-    fleet = Fleet(client, CONFIG, broker_key=BROKER_KEY, pool_key="pool key")
-    try:
-        await fleet.start()
-        running = asyncio.create_task(fleet.run())
-        try:
-            yield fleet
-            assert not running.done(), running
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-    finally:
-        await fleet.detach()
-        await client.aclose()
-
-
-def sandbox_pool(name: str = "p", *, job: str = "", **spec: Any) -> Object:
-    metadata: Object = {"name": name, "namespace": "ns"}
-    if job:
-        metadata["labels"] = {labels.JOB: job}
-    return {"kind": "SandboxPool", "metadata": metadata, "spec": {"warm": 2, "max": 4, **spec}}
-
-
-def pool_of(fleet: Fleet, name: str = "p") -> Pool:
-    return fleet.served["ns", name].pool
-
-
-async def until(condition: Callable[[], bool], seconds: float = 15) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
-async def claim(fleet: Fleet, claim_id: str, name: str = "p", **more: Any) -> dict[str, str]:
-    request = ClaimRequest(id=claim_id, wait_seconds=10.0, **more)
-    return json.loads(await pool_of(fleet, name).claim(request))
+__all__ = ["fake", "impatient", "kubelet"]
 
 
 async def test_an_object_gets_its_pods_and_its_status(fake: FakeKube, kubelet: Kubelet) -> None:
@@ -324,12 +181,6 @@ async def test_pods_that_no_node_takes_are_held_and_said(fake: FakeKube, kubelet
         assert {pod["metadata"]["name"] for pod in fake.all("Pod")} == names
         fake.put({**fake.get("SandboxPool", "p"), "spec": {"warm": 0, "max": 4}})
         await until(lambda: not fake.all("Pod"))
-
-
-def degraded(fake: FakeKube, name: str = "p") -> tuple[str, str, str] | None:
-    found = (fake.get("SandboxPool", name).get("status") or {}).get("conditions") or []
-    condition = next((c for c in found if c["type"] == "Degraded"), None)
-    return condition and (condition["status"], condition["reason"], condition["message"])
 
 
 async def test_an_image_that_cannot_be_pulled_holds_only_itself(
@@ -629,141 +480,3 @@ async def test_an_object_that_is_refused_again_under_its_old_name_is_told_so_aga
             await until(lambda: reason() == "InvalidSpec")
             fake.remove("SandboxPool", "p")
             await asyncio.sleep(0.2)
-
-
-async def test_pods_go_with_their_pool_even_if_the_server_does_not_delete_at_once(
-    fake: FakeKube, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(members, "END_SECONDS", 0.1)
-    monkeypatch.setattr(pods, "DELETE_AGAIN_SECONDS", 0.2)
-    monkeypatch.setattr(calls, "MAX_ATTEMPTS", 1)
-    fake.put(sandbox_pool())
-    async with leading(fake) as fleet:
-        await until(lambda: pool_of(fleet).counts().ready == 2)
-
-        def busy(request: httpx.Request) -> httpx.Response | None:
-            return status(503, "Busy") if request.method == "DELETE" else None
-
-        fake.lasting.append(busy)
-        pool = fake.get("SandboxPool", "p")
-        fake.put({**(pool or {}), "spec": {"warm": 0, "max": 1, "runtime": "simulated"}})
-        await until(lambda: pool_of(fleet).spec.runtime == "simulated")
-        await asyncio.sleep(0.5)
-        fake.lasting.clear()
-        await until(lambda: not fake.all("Pod") and not fleet._closing)
-
-
-async def test_a_pod_that_came_and_went_while_nobody_watched_frees_its_place(
-    fake: FakeKube, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pods, "MIND_SECONDS", 0.2)
-    kubelet.unschedulable = True
-
-    def unseen(request: httpx.Request) -> Exception | None:
-        is_copy = "labelSelector" in request.url.params and request.url.path.endswith("/pods")
-        return httpx.ConnectError("no") if is_copy else None
-
-    async with leading(fake) as fleet:
-        fake.lasting.append(unseen)
-        fake.cut_watches()
-        fake.put(sandbox_pool(warm=1, max=1))
-        await until(lambda: len(fake.all("Pod")) == 1)
-        await asyncio.sleep(0.5)
-        assert pool_of(fleet).counts().starting == 1
-        fake.remove("Pod", fake.all("Pod")[0]["metadata"]["name"])
-        kubelet.unschedulable = False
-        fake.compact()
-        fake.lasting.clear()
-        await until(lambda: pool_of(fleet).counts().ready == 1)
-        assert len(fake.all("Pod")) == kubelet.most["p"] == 1
-
-
-@pytest.mark.parametrize("lost", [labels.COMPONENT, labels.POOL])
-async def test_a_pod_that_loses_a_label_goes_before_another_takes_its_place(
-    fake: FakeKube, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch, lost: str
-) -> None:
-    monkeypatch.setattr(pods, "DELETE_AGAIN_SECONDS", 0.2)
-    fake.put(sandbox_pool(warm=1, max=1))
-    async with leading(fake) as fleet:
-        await until(lambda: pool_of(fleet).counts().ready == 1)
-        (pod,) = fake.all("Pod")
-        metadata, refused = pod["metadata"], [True]
-
-        def busy(request: httpx.Request) -> httpx.Response | None:
-            return status(503, "Busy") if request.method == "DELETE" and refused[0] else None
-
-        monkeypatch.setattr(calls, "MAX_ATTEMPTS", 1)
-        fake.lasting.append(busy)
-        kept = {name: value for name, value in metadata["labels"].items() if name != lost}
-        fake.put({**pod, "metadata": {**metadata, "labels": kept}})
-        await until(lambda: pool_of(fleet).counts().ending == 1)
-        await asyncio.sleep(0.5)
-        assert [each["metadata"]["name"] for each in fake.all("Pod")] == [metadata["name"]]
-        refused[0] = False
-        await until(lambda: pool_of(fleet).counts().ready == 1)
-        (other,) = fake.all("Pod")
-        assert other["metadata"]["name"] != metadata["name"]
-
-
-async def test_pods_of_a_pool_that_needs_none_any_more_go_whoever_made_them(
-    fake: FakeKube, kubelet: Kubelet
-) -> None:
-    made = fake.put(sandbox_pool(warm=2, max=4))
-    async with leading(fake) as fleet:
-        await until(lambda: pool_of(fleet).counts().ready == 2)
-    fake.put({**made, "spec": {"warm": 1, "max": 4, "runtime": "simulated"}})
-    async with leading(fake) as fleet:
-        await until(lambda: pool_of(fleet).counts().ready == 1 and not fake.all("Pod"))
-
-
-async def test_a_pool_comes_up_on_the_nodes_that_work(
-    fake: FakeKube, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pods, "MIND_SECONDS", 0.1)
-    monkeypatch.setattr(pod_status, "NODE_SECONDS", 0.3)
-    names = itertools.cycle(["bad", "good", "good"])
-    kubelet.bad_nodes, kubelet.place = {"bad"}, lambda pod: next(names)
-    fake.put(sandbox_pool(warm=4, max=8))
-    async with leading(fake) as fleet:
-        await until(lambda: pool_of(fleet).counts().ready == 4)
-        await asyncio.gather(*(claim(fleet, f"c{n}") for n in range(6)))
-        await until(lambda: pool_of(fleet).counts().ready == 2)
-
-
-async def test_a_node_that_failed_a_pod_is_the_last_choice_for_others(
-    fake: FakeKube, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pods, "MIND_SECONDS", 0.1)
-    monkeypatch.setattr(pod_status, "NODE_SECONDS", 0.3)
-
-    def emptiest(pod: Object) -> str:
-        affinity = pod["spec"].get("affinity") or {"nodeAffinity": {}}
-        return "good" if '"bad"' in json.dumps(affinity["nodeAffinity"]) else "bad"
-
-    kubelet.bad_nodes, kubelet.place = {"bad"}, emptiest
-    fake.put(sandbox_pool(warm=3, max=3))
-    async with leading(fake) as fleet:
-        await until(lambda: pool_of(fleet).counts().ready == 3)
-        assert pool_of(fleet).status().failed_total <= 3
-
-
-async def test_where_no_node_works_one_pod_at_a_time_is_tried_ever_more_rarely(
-    fake: FakeKube, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pods, "MIND_SECONDS", 0.05)
-    monkeypatch.setattr(pod_status, "NODE_SECONDS", 0.1)
-    kubelet.bad_nodes = {"n"}
-    fake.put(sandbox_pool(warm=3, max=4))
-    async with leading(fake) as fleet:
-        await until(lambda: pool_of(fleet).status().failed_total >= 3)
-        await until(lambda: not fake.all("Pod"))
-        kubelet.most.clear()
-        before = pool_of(fleet).status().started_total
-        await asyncio.sleep(3)
-        # after 0.25 s, 0.5 s, 1 s, 2 s, …
-        assert pool_of(fleet).status().started_total - before <= 4
-        assert kubelet.most["p"] == 1
-        await until(lambda: (degraded(fake) or ("", ""))[1] == "StartsFailing")
-        assert "ErrImagePull: box:1: not found (node n)" in degraded(fake)[2]
-        kubelet.bad_nodes.clear()
-        await until(lambda: pool_of(fleet).counts().ready == 3)
