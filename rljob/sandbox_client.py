@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from rljob import telemetry
 from rljob.claimed_sandbox import CALL_SECONDS, GRACE_SECONDS, IDLE_SECONDS, ClaimedSandbox
-from rljob.errors import DeadlineError, ManifestError, SandboxError
+from rljob.errors import DeadlineError, MachineError, ManifestError, SandboxError
 from rljob.http1 import Answer, HttpClient, HttpError, Transport
 from rljob.sandbox import ClaimAnswer, ClaimStatus, PoolStatus
 from rljob.sandbox_wire import Claims, Pools, decode, encode, is_away, refusal_of
@@ -93,6 +93,7 @@ class SandboxClient:
         Raises:
             DeadlineError: no sandbox within `timeout`.
             ManifestError: the broker knows no such pool or image.
+            MachineError: the API server lets nobody with these credentials through to the broker.
             SandboxError: the broker refused or answered nonsense.
         """
         request = {
@@ -255,6 +256,12 @@ class SandboxClient:
         if refusal.error in ("unknown_pool", "unknown_image"):
             raise ManifestError(
                 "sandbox", refusal.message or refusal.error, "name a pool of spec.sandboxPools"
+            )
+        if refusal.error == "kubernetes" and answer.status == 403:
+            raise MachineError(
+                "kubernetes",
+                refusal.message,
+                "ask for the Role rljob-sandbox-user where rljob is installed",
             )
         raise SandboxError(
             f"broker refused the claim: {refusal.message or refusal.error} ({answer.status})"

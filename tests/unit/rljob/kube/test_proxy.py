@@ -99,7 +99,9 @@ async def test_pieces_come_as_they_are_sent() -> None:
 
 async def test_what_the_api_server_refuses_is_said_at_once() -> None:
     broker = client(lambda request: says(403, STATUS))
-    with pytest.raises(SandboxError, match="the API server says: no, thanks"):
+    with pytest.raises(
+        MachineError, match="the API server says: no, thanks; .* rljob-sandbox-user"
+    ):
         await broker.acquire("p", timeout=30)
     with pytest.raises(SandboxError, match="the API server says: no, thanks"):
         await broker.pools()
