@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from rljob import claimed_sandbox
-from rljob.errors import DeadlineError, ManifestError, SandboxError
+from rljob.errors import DeadlineError, MachineError, ManifestError, SandboxError
 from rljob.http1 import HttpError
 from rljob.kube.config import KubeConfig
 from rljob.kube.proxy import ServicePort, ServiceProxy
@@ -99,9 +99,7 @@ async def test_pieces_come_as_they_are_sent() -> None:
 
 async def test_what_the_api_server_refuses_is_said_at_once() -> None:
     broker = client(lambda request: says(403, STATUS))
-    with pytest.raises(
-        MachineError, match="the API server says: no, thanks; .* rljob-sandbox-user"
-    ):
+    with pytest.raises(MachineError, match="rljob-sandbox-user"):
         await broker.acquire("p", timeout=30)
     with pytest.raises(SandboxError, match="the API server says: no, thanks"):
         await broker.pools()
